@@ -91,7 +91,7 @@ var layout = map[string][]string{
 	"registry/catalog/volumefacts": {"oci", "registry/catalog/engine"},
 	"registry/check":               {"oci", "registry", "registry/catalog", "registry/catalog/repair", "registry/manifest", "registry/objstore", "registry/replica", "registry/storage", "registry/verify"},
 	"registry/cluster":             {"oci", "oci/wire", "registry/objstore"},
-	"registry/history":             {"oci", "registry/catalog", "registry/storage"},
+	"registry/history":             {"oci", "registry/catalog", "registry/manifest", "registry/storage"},
 	"registry/manifest":            {"oci"},
 	"registry/mirror":              {"oci", "registry", "registry/mirror/fill", "registry/mirror/revoked", "registry/mirror/upstream", "registry/storage"},
 	"registry/mirror/airgap":       {"oci"},

@@ -9,6 +9,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/manifest"
 	"example.org/slipway/registry/storage"
 )
 
@@ -68,37 +69,121 @@ func (h *History) Deleted(ctx context.Context, repo string, n int) ([]oci.Delete
 
 // Restore takes a deletion or a move of a tag back. With a tag, the tag points at the
 // manifest again, which may have been removed. Without one, a removed manifest is back,
-// and those of its tags that do not exist now. What the manifest names must still be
-// here. Errors: as for PutManifest, and MANIFEST_UNKNOWN.
+// and those of its tags that do not exist now. Manifests that a removed one names come
+// back with it. Everything else that it names must still be here. What retention removed
+// along with a manifest, such as its signatures, comes back, too. Errors: as for
+// PutManifest, and MANIFEST_UNKNOWN.
 func (h *History) Restore(ctx context.Context, repo string, d oci.Digest, tag string) (oci.PutResult, error) {
 	if h.mirrored(repo) {
 		return oci.PutResult{}, oci.Errorf(oci.CodeUnsupported, "%s is a copy of another registry's repository: pull the image again", repo)
 	}
 	put := oci.PutManifest{Digest: d}
-	switch m, err := h.cat.Manifest(ctx, repo, d); {
-	case err == nil:
-		put.Bytes, put.MediaType = m.Content, m.MediaType
-	case !errors.Is(err, catalog.ErrNotFound):
-		return oci.PutResult{}, storage.ClientError("restore "+string(d), err)
-	default:
-		removed, content, err := h.cat.History.DeletedManifest(ctx, repo, d)
-		if errors.Is(err, catalog.ErrNotFound) {
-			return oci.PutResult{}, unknown(repo, string(d))
-		}
-		if err != nil {
-			return oci.PutResult{}, storage.ClientError("restore "+string(d), err)
-		}
-		put.Bytes, put.MediaType = content, removed.MediaType
-		if tag == "" {
-			if put.Tags, err = h.free(ctx, repo, removed.Tags); err != nil {
-				return oci.PutResult{}, err
-			}
-		}
-	}
 	if tag != "" {
 		put.Tags = []string{tag}
 	}
-	return h.reg.PutManifest(catalog.WithCause(ctx, oci.CauseRestore), repo, put)
+	m, err := h.cat.Manifest(ctx, repo, d)
+	if err == nil {
+		put.Bytes, put.MediaType = m.Content, m.MediaType
+		return h.put(ctx, repo, put)
+	}
+	if !errors.Is(err, catalog.ErrNotFound) {
+		return oci.PutResult{}, storage.ClientError("restore "+string(d), err)
+	}
+	removed, content, err := h.cat.History.DeletedManifest(ctx, repo, d)
+	if errors.Is(err, catalog.ErrNotFound) {
+		return oci.PutResult{}, unknown(repo, string(d))
+	}
+	if err != nil {
+		return oci.PutResult{}, storage.ClientError("restore "+string(d), err)
+	}
+	put.Bytes, put.MediaType = content, removed.MediaType
+	if tag == "" {
+		if put.Tags, err = h.free(ctx, repo, removed.Tags); err != nil {
+			return oci.PutResult{}, err
+		}
+	}
+	if err := h.restoreParts(ctx, repo, put); err != nil {
+		return oci.PutResult{}, err
+	}
+	res, err := h.put(ctx, repo, put)
+	if err != nil {
+		return res, err
+	}
+	return res, h.restoreAttached(ctx, repo, removed)
+}
+
+func (h *History) put(ctx context.Context, repo string, m oci.PutManifest) (oci.PutResult, error) {
+	return h.reg.PutManifest(catalog.WithCause(ctx, oci.CauseRestore), repo, m)
+}
+
+// restoreParts restores the manifests that an index names and that were removed.
+func (h *History) restoreParts(ctx context.Context, repo string, index oci.PutManifest) error {
+	doc, err := manifest.Parse(index.Bytes, index.MediaType)
+	if err != nil {
+		return err
+	}
+	var parts []oci.Digest
+	for _, m := range doc.Manifests {
+		parts = append(parts, m.Digest)
+	}
+	here, err := h.cat.ManifestsHere(ctx, repo, parts)
+	if err != nil {
+		return storage.ClientError("look for what an index names", err)
+	}
+	for _, d := range parts {
+		if here[d] {
+			continue
+		}
+		// If it is not among what was removed, the registry decides whether it may be missing.
+		if _, err := h.Restore(ctx, repo, d, ""); err != nil && !oci.HasCode(err, oci.CodeManifestUnknown) {
+			return err
+		}
+	}
+	return nil
+}
+
+// restoreAttached restores what retention removed in the same step as a manifest, because
+// it refers to the manifest or its tag names it. What was removed by itself stays so:
+// somebody may have withdrawn a signature.
+func (h *History) restoreAttached(ctx context.Context, repo string, to oci.DeletedManifest) error {
+	if to.Cause != oci.CauseRetention {
+		return nil
+	}
+	list, err := h.Deleted(ctx, repo, maxRestored)
+	if err != nil {
+		return err
+	}
+	for _, d := range list {
+		if d.Cause != to.Cause || !d.Until.Equal(to.Until) { // one step gives all of it the same time
+			continue
+		}
+		attached, err := h.attached(ctx, repo, d, to.Digest)
+		if err == nil && attached {
+			_, err = h.Restore(ctx, repo, d.Digest, "")
+		}
+		if err != nil && !oci.HasCode(err, oci.CodeManifestUnknown) {
+			return err
+		}
+	}
+	return nil
+}
+
+// attached reports whether a removed manifest has a subject, or a tag that names it.
+func (h *History) attached(ctx context.Context, repo string, d oci.DeletedManifest, to oci.Digest) (bool, error) {
+	for _, tag := range d.Tags {
+		if catalog.HungOn(tag) == oci.ReferrersTag(to) {
+			return true, nil
+		}
+	}
+	_, content, err := h.cat.History.DeletedManifest(ctx, repo, d.Digest)
+	if errors.Is(err, catalog.ErrNotFound) { // it is back by now
+		return false, nil
+	}
+	if err != nil {
+		return false, storage.ClientError("look for what is attached to "+string(to), err)
+	}
+	doc, err := manifest.Parse(content, d.MediaType)
+	return err == nil && doc.Subject != nil && doc.Subject.Digest == to, nil
 }
 
 // free returns those of the tags that a repository does not have.

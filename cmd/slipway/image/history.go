@@ -84,7 +84,8 @@ brought back: until the time in UNTIL, and longer if the registry has not collec
 a digest, bring that one back with the tags that it had, as far as nobody has used them since. With
 --tag, only that tag points at it, whatever it points at now.
 
-Bring back what an index names before the index.`,
+What an index names comes back with it, and so do the signatures and other manifests that retention
+removed along with an image.`,
 		Example: `  slipway undelete 127.0.0.1:5000/team/app
   slipway undelete registry.example.com/team/app@sha256:...`,
 		Args: cobra.ExactArgs(1),
