@@ -41,7 +41,11 @@ func (o *Options) agentConfig() string {
 		fmt.Fprintf(&b, "choice: {default: [%s]}\n", strings.Join(use, ", "))
 	}
 	if o.CRI != nil {
-		fmt.Fprintf(&b, "address: %q\ncri: {address: %q, containerd: %q}\n", filepath.Join(o.Dir, "s.sock"), filepath.Join(o.Dir, "i.sock"), filepath.Join(o.Dir, "c.sock"))
+		keep := ""
+		if o.CRI.KeepCredentials {
+			keep = ", keep_credentials: true"
+		}
+		fmt.Fprintf(&b, "address: %q\ncri: {address: %q, containerd: %q%s}\n", filepath.Join(o.Dir, "s.sock"), filepath.Join(o.Dir, "i.sock"), filepath.Join(o.Dir, "c.sock"), keep)
 	}
 	b.WriteString(o.Agent)
 	return b.String()

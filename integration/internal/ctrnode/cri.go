@@ -27,6 +27,8 @@ type CRI struct {
 	// Pods is the network of pods, such as 10.88.1.0/24, on a bridge of the node. If it is "", all
 	// pods use the node's network.
 	Pods string
+	// KeepCredentials makes the agent keep the credentials of pulls over a reboot.
+	KeepCredentials bool
 	// Masquerade lets pods reach what the node reaches, with the node's address.
 	Masquerade bool
 }

@@ -92,6 +92,8 @@ type bed struct {
 	services bool
 	// registries are what nodes pull from in addition to the registry outside the cluster.
 	registries []string
+	// keepCredentials makes agents keep the credentials of pulls over a reboot.
+	keepCredentials bool
 	// diskBytes gives each node a disk of its own, and disk are the settings of kubelet for it.
 	diskBytes int64
 	disk      string
@@ -146,7 +148,7 @@ func (b bed) start(t *testing.T) *cluster {
 		c.links = append(c.links, link)
 		n, err := c.plane.StartNode(t.Context(), i, ctrnode.Options{
 			Dir: filepath.Join(dir, fmt.Sprintf("n%d", i)), Binary: slipway.Binary(t), Way: way, Net: link, Registries: append([]string{c.registry.Addr}, b.registries...),
-			CRI: &ctrnode.CRI{Sandbox: c.ref("public/pause:1")}, Agent: b.agent, NewDisk: b.diskBytes > 0, DiskBytes: b.diskBytes,
+			CRI: &ctrnode.CRI{Sandbox: c.ref("public/pause:1"), KeepCredentials: b.keepCredentials}, Agent: b.agent, NewDisk: b.diskBytes > 0, DiskBytes: b.diskBytes,
 		})
 		c.check(err)
 		c.nodes = append(c.nodes, n)

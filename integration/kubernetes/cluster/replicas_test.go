@@ -29,7 +29,7 @@ import (
 // inside is the name of the registry in the cluster: a port that kube-proxy opens on each node.
 const inside = "127.0.0.1:30500"
 
-// team has what the page leaves to the reader: addresses, access, and how the nodes reach the registry.
+// own has what the page leaves to the reader: addresses, access, and how the nodes reach the registry.
 const own = `
 service: {type: NodePort, nodePort: 30500}
 test: {image: %q}
