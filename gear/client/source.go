@@ -204,6 +204,18 @@ func (s *Source) stream(ctx context.Context, files []gear.File, ask []int, deliv
 // large delivers a large file from the stream. If the stream breaks, it requests the rest
 // of the file alone.
 func (s *Source) large(ctx context.Context, it *gear.StreamItem, deliver func(io.Reader) error) error {
+	return piped(it, func(from io.Reader) error {
+		r := &largeReader{ctx: ctx, s: s, name: it.Name, size: it.Size, from: from}
+		err := deliver(r)
+		if r.rest != nil {
+			err = errors.Join(err, r.rest.Close())
+		}
+		return err
+	})
+}
+
+// piped has a large file read while it is written.
+func piped(it *gear.StreamItem, read func(r io.Reader) error) error {
 	pr, pw := io.Pipe()
 	sent := make(chan struct{})
 	go func() {
@@ -211,13 +223,9 @@ func (s *Source) large(ctx context.Context, it *gear.StreamItem, deliver func(io
 		_, err := it.WriteTo(pw)
 		pw.CloseWithError(err)
 	}()
-	r := &largeReader{ctx: ctx, s: s, name: it.Name, size: it.Size, from: pr}
-	err := deliver(r)
+	err := read(pr)
 	pr.Close()
 	<-sent
-	if r.rest != nil {
-		err = errors.Join(err, r.rest.Close())
-	}
 	return err
 }
 

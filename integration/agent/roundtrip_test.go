@@ -2,7 +2,14 @@ package agent_test
 
 import (
 	"cmp"
+	"encoding/pem"
+	"fmt"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -27,7 +34,7 @@ func inARow(all []exchange) (n int) {
 	slices.SortFunc(all, func(a, b exchange) int { return a.end.Compare(b.end) })
 	var last time.Time
 	for _, e := range all {
-		if e.begin.After(last) {
+		if !e.begin.Before(last) {
 			n, last = n+1, e.end
 		}
 	}
@@ -76,4 +83,80 @@ func TestRoundTrips(t *testing.T) {
 	}
 	a.Run("umount", dir)
 	proc.Poll(t, 10*time.Second, "nothing is mounted", func() bool { return len(a.Mounts()) == 1 })
+}
+
+// TestDistance counts the round trips from nothing to the end of the first container of an image that
+// has a profile, with containerd, for a node that is configured for the registry. Each connection,
+// each handshake of TLS and each request counts, unless another one runs at the same time. Nearly
+// all of them are containerd's own.
+func TestDistance(t *testing.T) {
+	const files = 40
+	s := slipway.Start(t, t.TempDir(), nil)
+	ref := push(t, s, "team/app:v1", image(t, 1, files))
+	_, name, _ := strings.Cut(ref, "/")
+	node.Start(t, quiet).Run("profile", "record", "--runtime", tool.Built(t, "runc"), ref, "--", "one")
+	secure, ca := encrypted(t, s.Addr)
+	hosts := t.TempDir()
+	for _, c := range []struct {
+		name, scheme, to string
+		flags            []string
+		warm, most       int
+	}{
+		// containerd needs five: two connections, HEAD and GET of the manifest, and the
+		// configuration. The agent needs one.
+		{"HTTP", "http", s.Addr, []string{"--plain-http"}, 9, 6},
+		// containerd needs seven: its two connections have handshakes of TLS. The agent needs one.
+		{"HTTPS", "https", secure, []string{"--hosts-dir", hosts}, 2, 8},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := away(t, c.to, 300*time.Millisecond)
+			a, ctr := withContainerd(t, quiet+fmt.Sprintf("registries: [{host: %q, urls: [%q], ca: %q}]\n", d.addr, c.scheme+"://"+d.addr, ca))
+			proc.Poll(t, 10*time.Second, "answers to the agent, which keeps connections open", func() bool { return d.answered() >= c.warm })
+			of := filepath.Join(hosts, d.addr)
+			if err := os.MkdirAll(of, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			toml := fmt.Sprintf("server = %[1]q\n[host.%[1]q]\nca = %[2]q\n", "https://"+d.addr, ca)
+			if err := os.WriteFile(filepath.Join(of, "hosts.toml"), []byte(toml), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			d.taken()
+			began, at := time.Now(), d.addr+"/"+name
+			ctr.Run(t, append(append([]string{"image", "pull", "--snapshotter", "slipway"}, c.flags...), at)...)
+			pulled := time.Since(began)
+			if out := run(t, ctr, at, "first", "one"); !strings.Contains(out, good(files/2)) {
+				t.Errorf("the container prints %s", out)
+			}
+			all := d.taken()
+			if img := a.Image(); img.ProfileFiles < files/2 || img.DemandFiles != 0 {
+				t.Errorf("%d files came with the profile, %d on demand, want %d at least and 0", img.ProfileFiles, img.DemandFiles, files/2)
+			}
+			n := inARow(all)
+			t.Logf("%d round trips, %d in a row; pulled after %v, done after %v", len(all), n, pulled, time.Since(began))
+			slices.SortFunc(all, func(a, b exchange) int { return a.begin.Compare(b.begin) })
+			for _, e := range all {
+				t.Logf("%4d to %4d ms: %s", e.begin.Sub(began).Milliseconds(), e.end.Sub(began).Milliseconds(), e.what)
+			}
+			if n > c.most {
+				t.Errorf("the first container takes %d round trips in a row, want %d at most", n, c.most)
+			}
+		})
+	}
+}
+
+// encrypted starts a server that passes requests on, and speaks TLS and HTTP/2. It returns its
+// address and a file with its certificate.
+func encrypted(t testing.TB, to string) (addr, ca string) {
+	t.Helper()
+	pass := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: to})
+	pass.FlushInterval = -1
+	s := httptest.NewUnstartedServer(pass)
+	s.EnableHTTP2 = true
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	ca = filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return s.Listener.Addr().String(), ca
 }
