@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"testing"
 
 	"example.org/slipway/gear"
@@ -64,6 +65,24 @@ func TestPack(t *testing.T) {
 	cancel()
 	if _, left, err := take(ctx, x.Files, 0); !errors.Is(err, context.Canceled) || len(left) == 0 {
 		t.Errorf("after the end of the context %d are left, %v", len(left), err)
+	}
+	// A node does not fetch a very large file as a whole, so the pack ends before it.
+	one, huge, two := noise(200, 1000), strings.Repeat("huge", 10<<20), noise(201, 1000)
+	manifest = b.pushImage("r/wide", "v1", "linux/amd64", [][]byte{layer(t, file("one", one), file("huge", huge), file("two", two))}).Digest
+	x, err = b.Index(t.Context(), b.image("r/wide", "v1"))
+	must(t, err)
+	names := []gear.Name{sha256.Sum256([]byte(one)), sha256.Sum256([]byte(huge)), sha256.Sum256([]byte(two))}
+	must(t, b.reg.GearReportProfile(t.Context(), "r/wide", manifest, names, true))
+	wide := b.Pack(t.Context(), "r/wide", manifest)
+	defer wide.Close()
+	left, err := wide.Deliver(t.Context(), x.Files, func(i int, _ io.Reader) error {
+		if x.Files[i].Name != names[0] {
+			t.Errorf("it brings a file of %d bytes", x.Files[i].Size)
+		}
+		return nil
+	})
+	if err != nil || len(left) != 2 {
+		t.Errorf("with a very large file %d of 3 are left, %v", len(left), err)
 	}
 	p := b.Pack(t.Context(), "r/app", oci.SHA256([]byte("no image")))
 	defer p.Close()
