@@ -110,6 +110,9 @@ func (o Order) For() string {
 	return *o.Nodes
 }
 
+// Count returns how many nodes are in a state.
+func (o Order) Count(state string) int { return o.Counts[State(state)] }
+
 // NodeProgress is how far a node is. Away says that the node has not asked lately.
 type NodeProgress struct {
 	Node string    `json:"node"`
