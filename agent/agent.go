@@ -391,7 +391,7 @@ func (a *Agent) startServers(serve func(string, func() error)) {
 		go a.tellRegistries(a.life)
 	}
 	if a.cfg.Warm {
-		go a.warm.run(a.life)
+		a.warm.work.Go(func() { a.warm.run(a.life) })
 	}
 	if len(a.cfg.Registries) > 0 {
 		go a.stayConnected(a.life)
@@ -426,6 +426,9 @@ func (a *Agent) close() error {
 	end := func(err error) { errs = append(errs, err) }
 	end(a.stopAnswering())
 	a.cancel()
+	if a.warm != nil {
+		a.warm.work.Wait()
+	}
 	end(a.images.Close())
 	if a.peers != nil {
 		end(a.peers.Close())

@@ -34,10 +34,11 @@ const (
 type warmer struct {
 	a     *Agent
 	slots chan struct{}
-	work  sync.WaitGroup
+	work  sync.WaitGroup // of run and what it begins
 
-	mu    sync.Mutex
-	asked map[string]*asking // by the registry's host
+	mu     sync.Mutex
+	asked  map[string]*asking // by the registry's host
+	looked time.Time          // when it was last looked for registries
 }
 
 // asking is a registry that is asked for orders.
@@ -60,7 +61,6 @@ func newWarmer(a *Agent) *warmer {
 
 // run asks registries for orders until ctx ends.
 func (w *warmer) run(ctx context.Context) {
-	defer w.work.Wait()
 	tick := time.NewTicker(askEvery)
 	defer tick.Stop()
 	var expired time.Time
@@ -82,22 +82,21 @@ func (w *warmer) run(ctx context.Context) {
 	}
 }
 
-// due returns the registries that have to be asked now: those of the configuration, and
-// those of the images here.
+// due returns the registries that have to be asked now.
 func (w *warmer) due(now time.Time) (hosts []string) {
-	st, _ := w.a.files.Summary()
-	known := w.a.regs.Hosts()
-	for i := range st.Images {
-		for _, s := range st.Images[i].Sources {
-			if ref, err := registries.Parse(s.Credential); err == nil {
-				known = append(known, ref.Host)
-			}
-		}
+	w.mu.Lock()
+	look := now.Sub(w.looked) >= lookEvery
+	w.mu.Unlock()
+	var known []string
+	if look {
+		known = w.registries()
 	}
-	slices.Sort(known)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, host := range slices.Compact(known) {
+	if look {
+		w.looked = now
+	}
+	for _, host := range known {
 		if w.asked[host] == nil {
 			w.asked[host] = &asking{tasks: map[string]*warmTask{}}
 		}
@@ -109,6 +108,21 @@ func (w *warmer) due(now time.Time) (hosts []string) {
 		}
 	}
 	return hosts
+}
+
+// registries returns the registries of the configuration, and those of the images here.
+func (w *warmer) registries() []string {
+	known := w.a.regs.Hosts()
+	st, _ := w.a.files.Summary()
+	for i := range st.Images {
+		for _, s := range st.Images[i].Sources {
+			if ref, err := registries.Parse(s.Credential); err == nil {
+				known = append(known, ref.Host)
+			}
+		}
+	}
+	slices.Sort(known)
+	return slices.Compact(known)
 }
 
 // poll returns what a registry is told.
@@ -137,8 +151,8 @@ func (w *warmer) ask(ctx context.Context, host string) {
 	p, err := w.poll(a)
 	var answer warm.Answer
 	if err == nil {
-		asking, cancel := context.WithTimeout(ctx, askPatience)
-		answer, err = w.a.regs.AskWarm(asking, host, p)
+		bounded, cancel := context.WithTimeout(ctx, askPatience)
+		answer, err = w.a.regs.AskWarm(bounded, host, p)
 		cancel()
 	}
 	pause := time.Duration(answer.Again * float64(time.Second))
@@ -174,35 +188,29 @@ func (w *warmer) follow(ctx context.Context, host string, a *asking, tasks []war
 		var working context.Context
 		working, task.cancel = context.WithDeadline(ctx, t.Expires)
 		a.tasks[t.ID] = task
-		w.work.Go(func() { w.do(working, image, task) })
+		w.work.Go(func() { w.do(working, host, image, task) })
 	}
-	var ended []string
 	for id, t := range a.tasks {
 		if !wanted[id] {
 			t.cancel()
 			delete(a.tasks, id)
-			if time.Now().Before(t.Expires) { // it was cancelled; otherwise it is kept until it expires
-				ended = append(ended, id)
-			}
 		}
 	}
 	w.mu.Unlock()
-	for _, id := range ended {
-		if err := w.a.images.EndWarm(id); err != nil {
-			w.a.log.Warn("an image that was kept for an order stays for now", "order", id, "err", err)
-		}
+	if err := w.a.images.EndWarm(host, wanted); err != nil {
+		w.a.log.Warn("images that were kept for orders stay for now", "registry", host, "err", err)
 	}
 }
 
 // do fetches an image, and tries again until that succeeds or cannot succeed.
-func (w *warmer) do(ctx context.Context, image string, t *warmTask) {
+func (w *warmer) do(ctx context.Context, host, image string, t *warmTask) {
 	for pause := warmPause; ; pause = min(2*pause, warmMostPause) {
 		select {
 		case w.slots <- struct{}{}:
 		case <-ctx.Done():
 			return
 		}
-		err := w.once(ctx, image, t)
+		err := w.once(ctx, host, image, t)
 		<-w.slots
 		if ctx.Err() != nil {
 			return
@@ -219,7 +227,7 @@ func (w *warmer) do(ctx context.Context, image string, t *warmTask) {
 }
 
 // once fetches an image once.
-func (w *warmer) once(ctx context.Context, image string, t *warmTask) error {
+func (w *warmer) once(ctx context.Context, host, image string, t *warmTask) error {
 	w.mu.Lock()
 	t.progress.State = warm.Running
 	w.mu.Unlock()
@@ -227,7 +235,7 @@ func (w *warmer) once(ctx context.Context, image string, t *warmTask) error {
 	if oci.ValidTag(t.Reference) {
 		ref = image + ":" + t.Reference + "@" + string(t.Digest)
 	}
-	return w.a.images.Warm(ctx, t.ID, ref, t.Expires, t.All, func(now gearfs.Warmth) {
+	return w.a.images.Warm(ctx, images.WarmOrder{Registry: host, ID: t.ID, Until: t.Expires}, ref, t.All, func(now gearfs.Warmth) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		t.progress = warm.Progress{State: warm.Running, Files: now.Files, FilesTotal: now.FilesTotal, Bytes: now.Bytes, BytesTotal: now.BytesTotal}

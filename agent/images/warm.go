@@ -25,21 +25,28 @@ var ErrUnpacks = errors.New("images are unpacked here when they are pulled, and 
 // warmFile is the record of the images that are kept for orders.
 const warmFile = "warm"
 
-// held is an image that is kept for an order, even if nothing uses it.
+// held is an image that is kept for an order of a registry, even if nothing uses it.
 type held struct {
-	Chain string    `json:"chain"`
-	Until time.Time `json:"until"`
+	Registry string    `json:"registry"`
+	Chain    string    `json:"chain"`
+	Until    time.Time `json:"until"`
+}
+
+// WarmOrder is an order of a registry that an image is kept until a given time.
+type WarmOrder struct {
+	Registry, ID string
+	Until        time.Time
 }
 
 // Warm makes an image ready to start: its indexes, its tree, and the files of its profile
-// or, if all is set, all files. It keeps the image for an order until a given time. A pull
-// or a mount of the same image finds all that. Errors: ErrUnpacks, and those of the
-// registry and of gearfs.Warm.
-func (m *Set) Warm(ctx context.Context, order, image string, until time.Time, all bool, progress func(gearfs.Warmth)) error {
+// or, if all is set, all files. It keeps the image for the order. A pull or a mount of the
+// same image finds all that. Errors: ErrUnpacks, and those of the registry and of
+// gearfs.Warm.
+func (m *Set) Warm(ctx context.Context, o WarmOrder, image string, all bool, progress func(gearfs.Warmth)) error {
 	if m.chains.eager() {
 		return fmt.Errorf("%w: %s", ErrUnpacks, strings.Join(m.chains.support.Reasons, "; "))
 	}
-	chain, way, err := m.keep(ctx, order, image, until)
+	chain, way, err := m.keep(ctx, o, image)
 	if err != nil {
 		return err
 	}
@@ -50,7 +57,7 @@ func (m *Set) Warm(ctx context.Context, order, image string, until time.Time, al
 }
 
 // keep claims the layers of an image and records for what order they are kept.
-func (m *Set) keep(ctx context.Context, order, image string, until time.Time) (chain, way string, err error) {
+func (m *Set) keep(ctx context.Context, o WarmOrder, image string) (chain, way string, err error) {
 	m.claiming.RLock()
 	defer m.claiming.RUnlock()
 	quiet := &claims{chains: m.chains, choice: m.lower.choice, quiet: true}
@@ -61,17 +68,24 @@ func (m *Set) keep(ctx context.Context, order, image string, until time.Time) (c
 	way, _, _ = strings.Cut(why[len(why)-1], ":")
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.warm[order] = held{l.ChainID, until}
+	m.warm[o.ID] = held{o.Registry, l.ChainID, o.Until}
 	return l.ChainID, way, m.saveWarm()
 }
 
 // saveWarm writes the record of kept images. The caller holds mu.
 func (m *Set) saveWarm() error {
+	name := filepath.Join(m.dir, warmFile)
+	if len(m.warm) == 0 {
+		if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
 	b, err := json.MarshalIndent(m.warm, "", " ")
 	if err != nil {
 		return err
 	}
-	return durable.WriteFile(filepath.Join(m.dir, warmFile), append(b, '\n'))
+	return durable.WriteFile(name, append(b, '\n'))
 }
 
 // loadWarm reads the record of kept images.
@@ -90,10 +104,11 @@ func (m *Set) loadWarm() error {
 	return nil
 }
 
-// EndWarm keeps an image no longer for an order. The files that nothing else needs stay in
-// the cache until it needs the space.
-func (m *Set) EndWarm(order string) error {
-	return m.endWarm(func(id string, _ held) bool { return id == order })
+// EndWarm keeps images no longer for orders of a registry that are not wanted, also for
+// those that an earlier agent began. The files that nothing else needs stay in the cache
+// until it needs the space.
+func (m *Set) EndWarm(registry string, wanted map[string]bool) error {
+	return m.endWarm(func(id string, h held) bool { return h.Registry == registry && !wanted[id] })
 }
 
 // ExpireWarm does what EndWarm does for all orders whose time is over.
@@ -115,6 +130,9 @@ func (m *Set) endWarm(ended func(id string, h held) bool) error {
 		err = m.saveWarm()
 	}
 	m.mu.Unlock()
+	if len(chains) == 0 {
+		return nil
+	}
 	m.claiming.Lock()
 	defer m.claiming.Unlock()
 	for _, chain := range chains {

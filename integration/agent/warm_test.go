@@ -132,12 +132,7 @@ func TestWarmProfile(t *testing.T) {
 	const files = 60
 	s := slipway.Start(t, t.TempDir(), nil)
 	ref := push(t, s, "team/app:v1", image(t, 1, files))
-	first := node.Start(t, named(s.Addr, "first", "profiles: {duration: 2s}\n"))
-	first.Run("run", ref, "--", "/bin/check", "one")
-	proc.Poll(t, time.Minute, "a profile that containers made", func() bool {
-		out, err := slipway.Command(t, "inspect", "--json", ref)
-		return err == nil && strings.Contains(out, "profile")
-	})
+	node.Start(t, named(s.Addr, "first", "")).Run("profile", "record", "--runtime", tool.Built(t, "runc"), ref, "--", "one")
 	a := node.Start(t, named(s.Addr, "second", ""))
 	o := warmed(t, ref, "--nodes", "name=second", "--wait", "2m")
 	if o.State != "done" || len(o.Progress) != 1 || o.Progress[0].Files != files/2+1 {
