@@ -24,6 +24,7 @@ type System struct {
 	Orders   func(ctx context.Context) []warm.Order
 	Settings func() Settings
 	Tokens   manage.Tokens
+	Webhooks manage.Webhooks
 	Quotas   Quotas
 	// Replication is never nil.
 	Replication manage.Replication
@@ -56,6 +57,7 @@ func (h *Handler) openSystem() {
 		"activity":    {get: (*request).activity, admin: true, exact: true},
 		"tokens":      {get: (*request).tokens, post: (*request).doTokens, admin: true, exact: true},
 		"events":      {get: (*request).events, admin: true, exact: true},
+		"webhooks":    {get: (*request).webhooks, post: (*request).testWebhook, admin: true, exact: true},
 	})
 	h.jobs, h.actions = newJobs(h.opts.Clock), actions()
 	h.streams, h.streamsEnd = make(chan struct{}, maxStreams), make(chan struct{})

@@ -32,6 +32,8 @@ type endpoint struct {
 	cfg    Endpoint
 	client *http.Client
 	wake   chan struct{} // holds a value when something may be queued
+	// outcomes are of deliveries; tests do not count.
+	outcomes outcomes
 }
 
 func newEndpoint(cfg Endpoint, transport http.RoundTripper) *endpoint {
@@ -189,6 +191,7 @@ func (w *worker) refill(ctx context.Context, have []queued, from Queue) ([]queue
 func (w *worker) handle(ctx context.Context, q queued) {
 	status, after, err := w.post(ctx, q.event)
 	w.count(status, err)
+	w.ep.outcomes.note(w.n.o.Now(), err)
 	if err == nil {
 		if w.failures >= w.ep.cfg.Threshold {
 			w.n.o.Logger.InfoContext(ctx, "notification endpoint is back", "endpoint", w.ep.cfg.Name, "failures", w.failures)

@@ -94,6 +94,7 @@ func NewServer(cfg *config.Config, root *dataroot.Root, writes *gate.Writes, o S
 	t.handleMirrors(mux)
 	t.handleTokens(mux)
 	t.handleReplication(mux)
+	t.handleWebhooks(mux)
 	mux.Handle("POST /admin/quotas", task(func(ctx context.Context, _ struct{}, _ func([]quota.Status)) ([]quota.Status, error) {
 		return root.Quotas.Status(ctx)
 	}))

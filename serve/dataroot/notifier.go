@@ -175,3 +175,22 @@ func (q queue) Delete(ctx context.Context, endpoint string, ids ...int64) error 
 func (q queue) Len(ctx context.Context, endpoint string) (int, error) {
 	return q.cat.Queue.Len(ctx, queueName(endpoint))
 }
+
+// Webhooks returns the state of the webhooks that are not disabled.
+func (r *Root) Webhooks(ctx context.Context) ([]notify.EndpointStatus, error) {
+	if r.notifier.n == nil {
+		return []notify.EndpointStatus{}, nil
+	}
+	return r.notifier.n.Status(ctx)
+}
+
+// TestWebhook sends a webhook an event of a push that did not happen. An error says that
+// there is no such webhook; the result says what the webhook answered.
+func (r *Root) TestWebhook(ctx context.Context, name string) (notify.TestResult, error) {
+	if r.notifier.n != nil {
+		if res, ok := r.notifier.n.Test(ctx, name); ok {
+			return res, nil
+		}
+	}
+	return notify.TestResult{}, fmt.Errorf("no webhook is called %.80q; notifications.endpoints of the configuration has those that there are", name)
+}

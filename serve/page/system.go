@@ -21,7 +21,7 @@ import (
 
 // shown returns what the web page shows of the server itself and what it can do with it.
 func (p *system) shown() web.System {
-	sys := web.System{Storage: p, Settings: p.settings, Reports: p.o.Config.Web.Reports, Hot: p.hot, Nodes: p.o.Nodes, Tokens: tokens{p.o}, Quotas: p.o.Root.Quotas, Replication: replicates{p.o}}
+	sys := web.System{Storage: p, Settings: p.settings, Reports: p.o.Config.Web.Reports, Hot: p.hot, Nodes: p.o.Nodes, Tokens: tokens{p.o}, Webhooks: p.o.Root, Quotas: p.o.Root.Quotas, Replication: replicates{p.o}}
 	if file := p.o.Config.Log.Audit.File; file != "" {
 		sys.Activity = func(ctx context.Context, f activity.Filter) (activity.Report, error) {
 			return activity.Read(ctx, file, f)

@@ -1,5 +1,5 @@
-// Package manage has what the pages for administrators show of API tokens and of the audit
-// log, and reads their forms. Package web decides who may see and do that.
+// Package manage has what the pages for administrators show of nodes, webhooks, API tokens
+// and the audit log, and reads their forms. Package web decides who may see and do that.
 package manage
 
 import (

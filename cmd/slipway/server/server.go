@@ -7,5 +7,5 @@ import "github.com/spf13/cobra"
 // Commands returns the commands of this package.
 func Commands() []*cobra.Command {
 	return []*cobra.Command{serveCommand(), configCommand(), gcCommand(), fsckCommand(), backupCommand(), restoreCommand(), retentionCommand(),
-		importCommand(), cacheCommand(), mirrorCommand(), catalogCommand(), rehydrateCommand(), tokenCommand(), activityCommand(), replicateCommand()}
+		importCommand(), cacheCommand(), mirrorCommand(), catalogCommand(), rehydrateCommand(), tokenCommand(), activityCommand(), replicateCommand(), webhookCommand()}
 }
