@@ -35,6 +35,7 @@ storage:
   blob_cache: {ram: 2MiB, ssd: 64MiB, large: 1MiB, write_through: false}
   redirect: {mode: never, rules: [{repositories: ["models/**"], mode: always}]}
   gc: {interval: 2s}
+  namespaces: [{repositories: ["**"]}]
 notifications: {endpoints: [{name: ci, url: "%[6]s"}]}
 proxy: {upstreams: [{name: up.example.com, url: "http://%[7]s", ttl: 1s}]}
 volumes: {driver: file, file: {dir: "%[8]s"}, build: push}
@@ -59,6 +60,7 @@ func newBed(t *testing.T) *bed {
 	s3 := backendtest.S3(t)
 	b.server = slipway.Start(t, t.TempDir(), &slipway.Options{Config: fmt.Sprintf(configuration,
 		s3.Endpoint, s3.Region, s3.Bucket(t), s3.AccessKey, s3.SecretKey, hook.URL, b.upstream.Addr, t.TempDir())})
+	b.server.Run("backup", filepath.Join(t.TempDir(), "backup"))
 	return b
 }
 

@@ -10,7 +10,7 @@ import (
 )
 
 // meterEvery is the shortest time between two counts of a meter.
-const meterEvery = time.Minute
+const meterEvery = 15 * time.Second
 
 // Namespace is a set of repositories whose contents are counted for metrics.
 type Namespace struct {
