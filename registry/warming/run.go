@@ -221,7 +221,7 @@ func (s *Service) readyOnce(ctx context.Context, o *order, r *readying) (p warm.
 		}
 	})
 	s.mu.Lock()
-	p.State = warm.Done
+	p.State, p.Reason = warm.Done, ""
 	if err != nil {
 		p.State, p.Reason = warm.Running, warm.Reason(err)
 		if final(err) {

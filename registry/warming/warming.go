@@ -168,10 +168,12 @@ func (s *Service) order(q warm.Request) (*order, error) {
 		}
 	}
 	o.Expires = o.Created.Add(held)
-	if !oci.IsDigest(o.Reference) {
-		if err := oci.CheckTag(o.Reference); err != nil {
-			return nil, err
-		}
+	check := oci.CheckTag
+	if oci.IsDigest(o.Reference) {
+		check = func(s string) error { return oci.CheckDigest(oci.Digest(s)) }
+	}
+	if err := check(o.Reference); err != nil {
+		return nil, err
 	}
 	if o.Nodes != nil {
 		var err error
