@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"example.org/slipway/config"
+	"example.org/slipway/oci/client"
 	"example.org/slipway/oci/warm"
 )
 
@@ -18,7 +19,7 @@ func (r *Set) AskWarm(ctx context.Context, host string, p *warm.Poll) (a warm.An
 	}
 	err = reg.try(ctx, func(at *place) (err error) {
 		if err = at.gear.Check(ctx); err == nil {
-			a, err = warm.Ask(ctx, at.reg, p)
+			a, err = warm.Ask(ctx, client.Extensions{Client: at.reg}, p)
 		}
 		return err
 	})

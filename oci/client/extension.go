@@ -8,10 +8,14 @@ import (
 	"example.org/slipway/oci"
 )
 
+// Extensions sends requests of extensions that have packages of their own.
+type Extensions struct{ Client *Client }
+
 // Extension sends a request to an endpoint below _slipway, of a repository or, if repo is
 // empty, of the registry. in is sent as JSON unless it is nil; out receives the answer.
 // Errors: UNSUPPORTED if the registry does not know the endpoint.
-func (c *Client) Extension(ctx context.Context, method, repo, path string, scopes []string, in, out any) error {
+func (e Extensions) Extension(ctx context.Context, method, repo, path string, scopes []string, in, out any) error {
+	c := e.Client
 	l := call{method: method, scopes: scopes, retry: retryStatus, notFound: oci.CodeUnsupported,
 		url: c.url(oci.Request{Kind: oci.KindExtension, Repo: repo, Ref: "_slipway/" + path}, nil)}
 	if in != nil {

@@ -11,7 +11,7 @@ import (
 const Path = "warm"
 
 // Registry sends a request to an endpoint of an extension, of a repository or, without
-// one, of the registry. *client.Client implements it.
+// one, of the registry. client.Extensions implements it.
 type Registry interface {
 	Extension(ctx context.Context, method, repo, path string, scopes []string, in, out any) error
 }

@@ -3,12 +3,11 @@ package quota_test
 import (
 	"context"
 	"log/slog"
-	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"example.org/slipway/registry/auth/patterns"
 	"example.org/slipway/registry/quota"
@@ -39,20 +38,24 @@ func TestMeter(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); m.Run(ctx) }()
-	const want = `# HELP slipway_stored_bytes What the repositories of a namespace hold, each content once, by the last count.
-# TYPE slipway_stored_bytes gauge
-slipway_stored_bytes{namespace="**"} 5370
-slipway_stored_bytes{namespace="nothing/**"} 0
-slipway_stored_bytes{namespace="team/**"} 5000
-`
-	var err error
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if err = testutil.GatherAndCompare(reg, strings.NewReader(want), "slipway_stored_bytes"); err == nil {
-			break
+	want := map[string]float64{"**": 5370, "nothing/**": 0, "team/**": 5000}
+	var got map[string]float64
+	for end := time.Now().Add(time.Minute); time.Now().Before(end) && !cmp.Equal(want, got); time.Sleep(5 * time.Millisecond) {
+		got = map[string]float64{}
+		families, err := reg.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			for _, m := range f.GetMetric() {
+				if f.GetName() == "slipway_stored_bytes" {
+					got[m.GetLabel()[0].GetValue()] = m.GetGauge().GetValue()
+				}
+			}
 		}
 	}
-	if err != nil {
-		t.Error(err)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("the metric is (-want +got)\n%s", diff)
 	}
 	cancel()
 	<-done

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"example.org/slipway/cmd/slipway/command"
+	"example.org/slipway/oci/client"
 	"example.org/slipway/oci/warm"
 )
 
@@ -114,13 +115,13 @@ func (f *warmFlags) order(cmd *cobra.Command, arg string) error {
 	if f.on {
 		q.Nodes = &f.nodes
 	}
-	o, err := warm.Begin(cmd.Context(), c, repo, q)
+	o, err := warm.Begin(cmd.Context(), client.Extensions{Client: c}, repo, q)
 	if err != nil {
 		return err
 	}
 	var failed error
 	if f.wait > 0 {
-		if o, failed, err = f.await(cmd.Context(), c, o); err != nil {
+		if o, failed, err = f.await(cmd.Context(), client.Extensions{Client: c}, o); err != nil {
 			return err
 		}
 	}
@@ -174,7 +175,7 @@ func (f *warmFlags) look(cmd *cobra.Command, args []string) error {
 	}
 	w := cmd.OutOrStdout()
 	if len(args) == 1 {
-		list, err := warm.List(cmd.Context(), c)
+		list, err := warm.List(cmd.Context(), client.Extensions{Client: c})
 		if err != nil {
 			return err
 		}
@@ -184,7 +185,7 @@ func (f *warmFlags) look(cmd *cobra.Command, args []string) error {
 	if f.cancel {
 		ask = warm.Cancel
 	}
-	o, err := ask(cmd.Context(), c, args[1])
+	o, err := ask(cmd.Context(), client.Extensions{Client: c}, args[1])
 	if err != nil {
 		return err
 	}
