@@ -18,6 +18,8 @@ import (
 const (
 	// dialTimeout bounds the first try to reach a node, which may be behind a NAT.
 	dialTimeout = time.Second
+	// progressBytes is how many bytes a node has to send to count as one that sends.
+	progressBytes = 16 << 10
 	// conns is how many connections to one node there are at most.
 	conns = 8
 	// These are the first bans, by what a node did. Each further one in a row is twice as
@@ -94,7 +96,7 @@ var (
 
 // limits bound how long a node may take.
 type limits struct {
-	idle time.Duration // without sending a byte
+	idle time.Duration // without sending a piece or progressBytes
 	all  time.Duration // for the whole request, without the time that the caller takes
 }
 
@@ -108,12 +110,20 @@ func (p *peer) ask(ctx context.Context, grant string, fetch bool, l limits, list
 	left, since := l.all, time.Now()
 	idle := time.AfterFunc(min(l.idle, left), func() { cancel(errStall) })
 	defer idle.Stop()
-	// The timer belongs to the goroutine that reads, so that nothing resets it twice.
+	// The timer belongs to the goroutine that reads, so that nothing resets it twice. A few
+	// bytes now and then, or pieces that are not given, do not count as progress.
 	again := func() { idle.Reset(max(0, min(l.idle, left-time.Since(since)))) }
+	come := 0
 	err := p.request(ctx, grant, fetch, list, func(n int) {
-		again()
+		if come += n; come >= progressBytes {
+			come = 0
+			again()
+		}
 		moved(n)
 	}, func(i int, b []byte) error {
+		if b == nil {
+			return got(i, b)
+		}
 		idle.Stop()
 		left -= time.Since(since)
 		err := got(i, b)

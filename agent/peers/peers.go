@@ -357,7 +357,7 @@ func (x *Exchange) blame(p *peer, err error) {
 	p.ban(time.Now(), d)
 	x.bans.Add(1)
 	level := slog.LevelDebug
-	if errors.Is(err, errLie) || errors.Is(err, errStranger) {
+	if errors.Is(err, errLie) { // another key may be that of the same node, which has restarted
 		level = slog.LevelWarn
 	}
 	x.log.Log(x.ctx, level, "a node is left out for a while", "node", p.addr, "err", err)

@@ -127,12 +127,12 @@ func (u *upload) offers(list []piece, fetch bool) []offer {
 		if !ok {
 			continue
 		}
-		f := sh.File()
+		f := sh.File
 		size, _, ok := p.of(&f)
 		if !ok {
 			continue
 		}
-		out[i].at = placeOf(sh.Source())
+		out[i].at = placeOf(sh.Source)
 		if out[i].f = u.x.hot.get(out[i].at, p); out[i].f != nil {
 			continue
 		}
@@ -140,7 +140,7 @@ func (u *upload) offers(list []piece, fetch bool) []offer {
 			continue
 		}
 		u.x.mu.Lock()
-		s := u.x.swarms[sh.Source()]
+		s := u.x.swarms[sh.Source]
 		u.x.mu.Unlock()
 		if left -= int64(size); s == nil || !fetch || left < 0 {
 			out[i].sh = nil
@@ -193,7 +193,7 @@ func (u *upload) frame(p piece, o *offer) (*frame, error) {
 // stored returns a piece from the cache of files. It is missing if it was evicted or damaged
 // meanwhile.
 func (u *upload) stored(p piece, o *offer) *frame {
-	f := o.sh.File()
+	f := o.sh.File
 	size, sum, _ := p.of(&f)
 	b, err := o.sh.Chunk(int(p.chunk))
 	if err != nil || len(b) != size || sha256.Sum256(b) != sum {

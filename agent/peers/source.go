@@ -388,6 +388,7 @@ type rangeReader struct {
 	pr       *progress
 
 	slots []slot
+	at    int // the next slot to read
 	buf   []byte
 	rest  io.ReadCloser // from the registry, after a chunk that nobody gave
 }
@@ -398,7 +399,7 @@ func (r *rangeReader) Read(p []byte) (int, error) {
 		if r.rest != nil {
 			return r.rest.Read(p)
 		}
-		if len(r.slots) == 0 {
+		if r.at == len(r.slots) {
 			return 0, io.EOF
 		}
 		b, err := r.next()
@@ -412,7 +413,7 @@ func (r *rangeReader) Read(p []byte) (int, error) {
 			continue
 		}
 		r.buf = b
-		r.slots = r.slots[1:]
+		r.at++
 		r.off += int64(len(b))
 	}
 	n := copy(p, r.buf)
@@ -427,8 +428,8 @@ func (r *rangeReader) next() ([]byte, error) {
 	defer tick.Stop()
 	for {
 		select {
-		case <-r.slots[0].done:
-			return r.slots[0].b, nil
+		case <-r.slots[r.at].done:
+			return r.slots[r.at].b, nil
 		case <-tick.C:
 			r.pr.tell()
 		case <-r.ctx.Done():

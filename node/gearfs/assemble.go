@@ -8,6 +8,7 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/node/gearfs/flow"
+	"example.org/slipway/node/gearfs/pace"
 )
 
 // A large file is completed from the chunks that are already there. Only missing chunks
@@ -181,7 +182,7 @@ func (lf *large) missing(first, n int) []int {
 // spare delays a background request while others need the processors more, and to keep to
 // the background rate. It does not delay a request while a reader waits for what it
 // brings.
-func (c *scheduler) spare(ctx context.Context, g *guard, lf *large, p *pace, n int) error {
+func (c *scheduler) spare(ctx context.Context, g *guard, lf *large, p *pace.Pace, n int) error {
 	urgent := func() bool { return lf.waiting.Load() > 0 }
 	g.hold()
 	defer g.resume()
@@ -193,7 +194,7 @@ func (c *scheduler) spare(ctx context.Context, g *guard, lf *large, p *pace, n i
 		n -= m
 	}
 	now := time.Now()
-	for until, looked := now.Add(p.due()), now; now.Before(until) && !urgent(); now = time.Now() {
+	for until, looked := now.Add(p.Due()), now; now.Before(until) && !urgent(); now = time.Now() {
 		if now.Sub(looked) >= crowdedEvery {
 			if looked = now; c.crowded() {
 				break

@@ -12,6 +12,7 @@ import (
 	"example.org/slipway/gear"
 	"example.org/slipway/node/cachedir"
 	"example.org/slipway/node/gearfs/flow"
+	"example.org/slipway/node/gearfs/pace"
 )
 
 // batch is one request to a source for many files.
@@ -35,7 +36,7 @@ type batch struct {
 	began     time.Time
 	first     time.Time // when the first content arrived
 	guard     *guard
-	pace      *pace // nil: it need not spare the processors, or cannot measure them
+	pace      *pace.Pace // nil: it need not spare the processors, or cannot measure them
 
 	// mu guards what is known about arriving bytes. Another goroutine calls came, too. It
 	// is locked after the scheduler's mu.
@@ -112,8 +113,8 @@ func (b *batch) run() {
 	if !b.wanted() {
 		runtime.LockOSThread() // b.pace belongs to a thread
 		defer runtime.UnlockOSThread()
-		b.pace = newPace()
-		defer b.pace.close()
+		b.pace = pace.New()
+		defer b.pace.Close()
 	}
 	src, err := b.c.dialled(b.src)
 	if err == nil {
@@ -415,7 +416,7 @@ func (b *batch) yield(ctx context.Context) error {
 // the request or for its end.
 func (b *batch) breathe(ctx context.Context) error {
 	now := time.Now()
-	until, looked := now.Add(b.pace.due()), now
+	until, looked := now.Add(b.pace.Due()), now
 	return b.pause(ctx, func() bool {
 		now := time.Now()
 		if now.Sub(looked) >= crowdedEvery {

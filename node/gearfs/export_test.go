@@ -5,16 +5,17 @@ import (
 	"time"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/node/gearfs/pace"
 )
 
 // Busy makes all processors seem busy until the test ends.
 func Busy(t *testing.T) {
-	was := threadTimes
-	t.Cleanup(func() { threadTimes = was })
-	threadTimes = func() (times func() (run, wait time.Duration, err error), end func() error, err error) {
+	was := pace.ThreadTimes
+	t.Cleanup(func() { pace.ThreadTimes = was })
+	pace.ThreadTimes = func() (times func() (run, wait time.Duration, err error), end func() error, err error) {
 		var at time.Duration
 		return func() (run, wait time.Duration, err error) {
-			at += maxPaceRest
+			at += time.Second
 			return at, at, nil
 		}, nil, nil
 	}

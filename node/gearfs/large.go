@@ -15,6 +15,7 @@ import (
 	"example.org/slipway/gear"
 	"example.org/slipway/node/cachedir"
 	"example.org/slipway/node/gearfs/flow"
+	"example.org/slipway/node/gearfs/pace"
 	"example.org/slipway/node/poolfs"
 )
 
@@ -237,7 +238,7 @@ type rangeRequest struct {
 	slow bool // a part continues over another connection; guarded by the scheduler's mu
 	// arrived counts the bytes of the chunk under way.
 	arrived atomic.Int64
-	pace    *pace // nil: it need not spare the processors, or cannot measure them
+	pace    *pace.Pace // nil: it need not spare the processors, or cannot measure them
 }
 
 // Awaited implements flow.Request.
@@ -326,8 +327,8 @@ func (c *scheduler) runRange(j *rangeJob, src *source) {
 	if j.prio == inBackground {
 		runtime.LockOSThread() // r.pace belongs to a thread
 		defer runtime.UnlockOSThread()
-		r.pace = newPace()
-		defer r.pace.close()
+		r.pace = pace.New()
+		defer r.pace.Close()
 	}
 	first, got, brought, err := r.read(ctx)
 	if cause := context.Cause(ctx); err != nil && cause != nil {

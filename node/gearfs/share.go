@@ -13,9 +13,9 @@ import (
 // Shared is a file of an image whose contents may be given to somebody who may read from
 // the image's sources.
 type Shared struct {
-	img *image
-	f   gear.File
-	src SourceRef
+	File   gear.File // with its chunks
+	Source SourceRef // by which the file was found
+	img    *image
 }
 
 // Share finds a file among the images that have a source for which from returns true. It
@@ -30,7 +30,7 @@ func (s *Service) Share(name gear.Name, from func(SourceRef) bool) (*Shared, boo
 			}
 			if _, i, err := img.table.Find(name); err == nil && i >= 0 {
 				if f, err := img.table.Whole(i); err == nil {
-					return &Shared{img, f, ref}, true
+					return &Shared{f, ref, img}, true
 				}
 			}
 			break
@@ -39,39 +39,33 @@ func (s *Service) Share(name gear.Name, from func(SourceRef) bool) (*Shared, boo
 	return nil, false
 }
 
-// File returns the file, with its chunks.
-func (h *Shared) File() gear.File { return h.f }
-
-// Source returns the source by which the file was found.
-func (h *Shared) Source() SourceRef { return h.src }
-
 // Chunk returns a chunk of a large file, or the whole of a file that has no chunks. The
 // bytes are what a source sent, but may have been damaged since. Errors: fs.ErrNotExist if
 // they are not on this node.
 func (h *Shared) Chunk(i int) ([]byte, error) {
-	off, n := int64(0), h.f.Size
-	if h.f.Size >= gear.LargeFile {
-		if i < 0 || i >= len(h.f.Chunks) {
+	off, n := int64(0), h.File.Size
+	if h.File.Size >= gear.LargeFile {
+		if i < 0 || i >= len(h.File.Chunks) {
 			return nil, fs.ErrNotExist
 		}
-		off, n = int64(i)*gear.ChunkSize, int64(gear.ChunkLen(h.f.Size, i))
+		off, n = int64(i)*gear.ChunkSize, int64(gear.ChunkLen(h.File.Size, i))
 	}
 	buf := make([]byte, n)
-	file, err := h.img.view.OpenFile(h.f.Name)
+	file, err := h.img.view.OpenFile(h.File.Name)
 	if err == nil {
 		_, err = io.ReadFull(io.NewSectionReader(file, off, n), buf)
 		return buf, errors.Join(err, file.Close())
 	}
-	if !isNotExist(err) || h.f.Size < gear.LargeFile || !h.img.view.HasPart(h.f.Name) {
+	if !isNotExist(err) || h.File.Size < gear.LargeFile || !h.img.view.HasPart(h.File.Name) {
 		return nil, err
 	}
-	p, err := h.img.view.Partial(h.f)
+	p, err := h.img.view.Partial(h.File)
 	if err != nil {
-		return nil, fmt.Errorf("chunk %d of file %x: %w", i, h.f.Name, fs.ErrNotExist)
+		return nil, fmt.Errorf("chunk %d of file %x: %w", i, h.File.Name, fs.ErrNotExist)
 	}
 	defer p.Close()
 	if _, err := p.ReadAt(buf, off); errors.Is(err, cachedir.ErrMissing) {
-		return nil, fmt.Errorf("chunk %d of file %x: %w", i, h.f.Name, fs.ErrNotExist)
+		return nil, fmt.Errorf("chunk %d of file %x: %w", i, h.File.Name, fs.ErrNotExist)
 	} else if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
@@ -80,13 +74,13 @@ func (h *Shared) Chunk(i int) ([]byte, error) {
 
 // Has reports whether Chunk would find the bytes.
 func (h *Shared) Has(i int) bool {
-	if h.img.view.Has(h.f.Name) {
+	if h.img.view.Has(h.File.Name) {
 		return true
 	}
-	if i < 0 || i >= len(h.f.Chunks) || !h.img.view.HasPart(h.f.Name) {
+	if i < 0 || i >= len(h.File.Chunks) || !h.img.view.HasPart(h.File.Name) {
 		return false
 	}
-	p, err := h.img.view.Partial(h.f)
+	p, err := h.img.view.Partial(h.File)
 	if err != nil {
 		return errors.Is(err, errComplete)
 	}

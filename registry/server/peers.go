@@ -3,7 +3,6 @@ package server
 import (
 	"encoding/json"
 	"net/http"
-	"net/netip"
 
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/peering"
@@ -12,9 +11,9 @@ import (
 // Peers introduces nodes to each other; *tracker.Tracker is an implementation.
 type Peers interface {
 	// Announce notes that a node uses an image of a repository from which its client may
-	// pull, and returns other nodes that do. An error says that the announcement is wrong,
-	// or that there are too many.
-	Announce(repo string, seen netip.Addr, a *peering.Announcement) (*peering.Answer, error)
+	// pull, and returns other nodes that do. seen is the client's address. An error says
+	// that the announcement is wrong, or that there are too many.
+	Announce(repo, seen string, a *peering.Announcement) (*peering.Answer, error)
 }
 
 // maxAnnouncement is the size in bytes of the longest announcement.
@@ -34,15 +33,7 @@ func (s *Server) announcePeer(q *request) error {
 	if err := json.Unmarshal(b, &a); err != nil {
 		return wrong(err)
 	}
-	seen, err := netip.ParseAddrPort(q.r.RemoteAddr)
-	if err != nil { // a trusted proxy names an address without a port
-		ip, err := netip.ParseAddr(q.r.RemoteAddr)
-		if err != nil {
-			ip = netip.IPv6Unspecified()
-		}
-		seen = netip.AddrPortFrom(ip, 0)
-	}
-	answer, err := s.opts.Peers.Announce(q.Repo, seen.Addr(), &a)
+	answer, err := s.opts.Peers.Announce(q.Repo, q.r.RemoteAddr, &a)
 	if err != nil {
 		return wrong(err)
 	}

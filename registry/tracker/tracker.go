@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -97,10 +98,17 @@ func (t *Tracker) Metrics() []prometheus.Collector {
 }
 
 // Announce notes that a node uses an image of a repository, from which its client may pull,
-// and returns the other nodes that use it. seen is the address that the client has here. It
-// returns an error if the announcement is wrong, or if there are too many.
-func (t *Tracker) Announce(repo string, seen netip.Addr, a *peering.Announcement) (*peering.Answer, error) {
-	out, err := t.announce(repo, seen, a)
+// and returns the other nodes that use it. seen is the address that the client has here,
+// with or without a port. It returns an error if the announcement is wrong, or if there are
+// too many.
+func (t *Tracker) Announce(repo, seen string, a *peering.Announcement) (*peering.Answer, error) {
+	ip := netip.IPv6Unspecified()
+	if ap, err := netip.ParseAddrPort(seen); err == nil {
+		ip = ap.Addr()
+	} else if at, err := netip.ParseAddr(seen); err == nil {
+		ip = at
+	}
+	out, err := t.announce(repo, ip.Unmap(), a)
 	outcome := "answered"
 	if err != nil {
 		outcome = "refused"
@@ -170,6 +178,7 @@ func (t *Tracker) join(k swarmKey, now time.Time, a *peering.Announcement, at ne
 			s = &swarm{members: map[string]*member{}}
 			t.swarms[k] = s
 		}
+		s.restarted(t, a, at)
 		t.count++
 		old = &member{cell: s.roomIn(a.Zone)}
 		s.changed = now
@@ -180,6 +189,21 @@ func (t *Tracker) join(k swarmKey, now time.Time, a *peering.Announcement, at ne
 	m := &member{Peer: peering.Peer{Key: a.Key, Address: at.String(), Complete: a.Complete}, zone: a.Zone, rack: a.Rack, cell: old.cell, seen: now}
 	s.members[a.Key] = m
 	return m, nil
+}
+
+// restarted drops the member that had a new member's address before: the node has restarted
+// and has another key. An address that a node only claims drops nobody. The tracker's mu is
+// held.
+func (s *swarm) restarted(t *Tracker, a *peering.Announcement, at netip.AddrPort) {
+	if !strings.HasPrefix(a.Address, ":") {
+		return
+	}
+	for key, m := range s.members {
+		if m.Address == at.String() {
+			delete(s.members, key)
+			t.count--
+		}
+	}
 }
 
 // roomIn returns the cell of a new member. Members of a zone share cells if they can.

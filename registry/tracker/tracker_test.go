@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"fmt"
-	"net/netip"
 	"testing"
 	"time"
 
@@ -38,7 +37,7 @@ func (b *bed) announce(repo string, n int, change func(*peering.Announcement)) *
 	if change != nil {
 		change(a)
 	}
-	out, err := b.Announce(repo, netip.AddrFrom4([4]byte{10, 0, byte(n >> 8), byte(n)}), a)
+	out, err := b.Announce(repo, fmt.Sprintf("10.0.%d.%d:4711", n>>8, n&255), a)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -72,6 +71,25 @@ func TestSwarm(t *testing.T) {
 		t.Errorf("after the second left, the first is told of %v", a.Peers)
 	}
 	b.announce("team/app", 2, nil)
+	// Node 2 restarts with another key. Only an address that the registry sees itself drops the
+	// member that had it before.
+	for key, address := range map[int]string{5: "10.0.0.2:5003", 6: ":5003"} {
+		a := &peering.Announcement{Manifest: address, Key: keyOf(2), Address: ":5003"}
+		if _, err := b.Announce("team/app", "10.0.0.2:99", a); err != nil {
+			t.Fatal(err)
+		}
+		a.Key, a.Address = keyOf(key), address
+		if _, err := b.Announce("team/app", "10.0.0.2:99", a); err != nil {
+			t.Fatal(err)
+		}
+		want := 1
+		if key == 5 {
+			want = 2
+		}
+		if a := b.announce("team/app", 1, func(a *peering.Announcement) { a.Manifest = address }); len(a.Peers) != want {
+			t.Errorf("after a node came at %s, others are told of %v", address, a.Peers)
+		}
+	}
 	b.now = b.now.Add(3 * time.Minute)
 	if a := b.announce("team/app", 1, nil); len(a.Peers) != 0 {
 		t.Errorf("a node that said nothing for three minutes is still known: %v", a.Peers)
@@ -124,14 +142,14 @@ func TestRefused(t *testing.T) {
 	} {
 		a := &peering.Announcement{Manifest: "sha256:m", Key: keyOf(1), Address: ":5003"}
 		change(a)
-		if _, err := b.Announce("team/app", netip.MustParseAddr("10.0.0.1"), a); err == nil {
+		if _, err := b.Announce("team/app", "10.0.0.1:1", a); err == nil {
 			t.Errorf("%s: taken", name)
 		}
 	}
 	if a := b.announce("team/app", 2, nil); len(a.Peers) != 0 {
 		t.Errorf("refused announcements count: %v", a.Peers)
 	}
-	if a, err := b.Announce("six/app", netip.MustParseAddr("2001:db8::7"), &peering.Announcement{Manifest: "m", Key: keyOf(1), Address: ":5003"}); err != nil || len(a.Peers) != 0 {
+	if a, err := b.Announce("six/app", "2001:db8::7", &peering.Announcement{Manifest: "m", Key: keyOf(1), Address: ":5003"}); err != nil || len(a.Peers) != 0 {
 		t.Fatalf("IPv6: %v, %v", a, err)
 	}
 	if a := b.announce("six/app", 2, func(a *peering.Announcement) { a.Manifest = "m" }); len(a.Peers) != 1 || a.Peers[0].Address != "[2001:db8::7]:5003" {
@@ -148,7 +166,7 @@ func BenchmarkAnnounce(b *testing.B) {
 	tr := tracker.New(key, nil)
 	for i := 0; b.Loop(); i++ {
 		a := &peering.Announcement{Manifest: "m", Key: keyOf(i % 200), Address: ":5003"}
-		if _, err := tr.Announce("team/app", netip.MustParseAddr("10.0.0.1"), a); err != nil {
+		if _, err := tr.Announce("team/app", "10.0.0.1:1", a); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -1,4 +1,5 @@
-package gearfs
+// Package pace reports to work that nobody waits for when others need the processors.
+package pace
 
 import (
 	"errors"
@@ -8,12 +9,12 @@ import (
 	"time"
 )
 
-// pace reports to work that nobody waits for when others need the processors. Priorities
+// Pace reports to work that nobody waits for when others need the processors. Priorities
 // cannot do that: they count only among the processes of one control group, and
 // containers are in others. But the kernel reports how long a thread was ready to run and
 // had no processor. The measured thread is the one that stores what arrives. Another
 // thread decodes the chunks of large files, which takes about as much time again.
-type pace struct {
+type Pace struct {
 	times     func() (run, wait time.Duration, err error)
 	end       func() error
 	run, wait time.Duration // as of the last measurement
@@ -32,31 +33,31 @@ const (
 	maxPaceRest = time.Second
 )
 
-// newPace returns the pace of the calling goroutine, which is locked to its thread. It
+// New returns the pace of the calling goroutine, which is locked to its thread. It
 // returns nil if the kernel does not report the times.
-func newPace() *pace {
-	p := &pace{}
+func New() *Pace {
+	p := &Pace{}
 	var err error
-	if p.times, p.end, err = threadTimes(); err == nil {
+	if p.times, p.end, err = ThreadTimes(); err == nil {
 		p.run, p.wait, err = p.times()
 	}
 	if err != nil {
-		p.close()
+		p.Close()
 		return nil
 	}
 	return p
 }
 
-// close releases the pace. It accepts nil.
-func (p *pace) close() {
+// Close releases the pace. It accepts nil.
+func (p *Pace) Close() {
 	if p != nil && p.end != nil {
 		_ = p.end() // was read only
 	}
 }
 
-// threadTimes returns a function that returns how long the calling thread has run, and
-// how long it was ready without a processor. Tests replace it.
-var threadTimes = func() (times func() (run, wait time.Duration, err error), end func() error, err error) {
+// ThreadTimes returns a function that returns how long the calling thread has run, and
+// how long it was ready without a processor. Only tests replace it.
+var ThreadTimes = func() (times func() (run, wait time.Duration, err error), end func() error, err error) {
 	f, err := os.Open("/proc/thread-self/schedstat")
 	if err != nil {
 		return nil, nil, err
@@ -72,8 +73,8 @@ var threadTimes = func() (times func() (run, wait time.Duration, err error), end
 	}, f.Close, nil
 }
 
-// due returns how long to rest now. It returns 0 for nil.
-func (p *pace) due() time.Duration {
+// Due returns how long to rest now. It returns 0 for nil.
+func (p *Pace) Due() time.Duration {
 	if p == nil {
 		return 0
 	}

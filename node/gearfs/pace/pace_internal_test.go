@@ -1,4 +1,4 @@
-package gearfs
+package pace
 
 import (
 	"errors"
@@ -12,7 +12,7 @@ func TestPace(t *testing.T) {
 	const ms = time.Millisecond
 	var run, wait time.Duration
 	var failed error
-	p := &pace{times: func() (time.Duration, time.Duration, error) { return run, wait, failed }}
+	p := &Pace{times: func() (time.Duration, time.Duration, error) { return run, wait, failed }}
 	for _, tt := range []struct {
 		name              string
 		ran, waited, want time.Duration
@@ -29,7 +29,7 @@ func TestPace(t *testing.T) {
 		{name: "cannot be told", ran: 10 * ms, waited: 10 * ms, err: errors.New("no")},
 	} {
 		run, wait, failed = run+tt.ran, wait+tt.waited, tt.err
-		if got := p.due(); got != tt.want {
+		if got := p.Due(); got != tt.want {
 			t.Errorf("%s: rests %v, want %v", tt.name, got, tt.want)
 		}
 	}
@@ -46,13 +46,13 @@ func TestPaceBusy(t *testing.T) {
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	p := newPace()
+	p := New()
 	if p == nil {
 		t.Fatal("the kernel does not tell the times of threads")
 	}
-	defer p.close()
+	defer p.Close()
 	sum := 0
-	for end := time.Now().Add(20 * time.Second); p.due() == 0; {
+	for end := time.Now().Add(20 * time.Second); p.Due() == 0; {
 		if time.Now().After(end) {
 			t.Fatal("no rest, beside three busy processes for each processor")
 		}
