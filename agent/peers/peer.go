@@ -98,6 +98,8 @@ var (
 type limits struct {
 	idle time.Duration // without sending a piece or progressBytes
 	all  time.Duration // for the whole request, without the time that the caller takes
+	// coming is how often in a row it may say that it is fetching a piece.
+	coming int
 }
 
 // ask requests pieces. It calls got with the verified bytes of each, in their order, or with
@@ -113,8 +115,14 @@ func (p *peer) ask(ctx context.Context, grant string, fetch bool, l limits, list
 	// The timer belongs to the goroutine that reads, so that nothing resets it twice. A few
 	// bytes now and then, or pieces that are not given, do not count as progress.
 	again := func() { idle.Reset(max(0, min(l.idle, left-time.Since(since)))) }
-	come := 0
-	err := p.request(ctx, grant, fetch, list, func(n int) {
+	come, waits := 0, l.coming
+	err := p.request(ctx, grant, fetch, list, func() {
+		// The node waits for the registry, which would not answer this one sooner.
+		if waits--; waits > 0 {
+			left += comingEvery
+			again()
+		}
+	}, func(n int) {
 		if come += n; come >= progressBytes {
 			come = 0
 			again()
@@ -127,7 +135,7 @@ func (p *peer) ask(ctx context.Context, grant string, fetch bool, l limits, list
 		idle.Stop()
 		left -= time.Since(since)
 		err := got(i, b)
-		since = time.Now()
+		since, waits = time.Now(), l.coming
 		again()
 		return err
 	})
@@ -137,7 +145,9 @@ func (p *peer) ask(ctx context.Context, grant string, fetch bool, l limits, list
 	return err
 }
 
-func (p *peer) request(ctx context.Context, grant string, fetch bool, list []want, moved func(int), got func(i int, b []byte) error) error {
+// request is ask without its limits. It calls wait when the node says that it fetches a
+// piece.
+func (p *peer) request(ctx context.Context, grant string, fetch bool, list []want, wait func(), moved func(int), got func(i int, b []byte) error) error {
 	pieces := make([]piece, len(list))
 	for i := range list {
 		pieces[i] = list[i].piece
@@ -171,6 +181,10 @@ func (p *peer) request(ctx context.Context, grant string, fetch bool, list []wan
 			return fmt.Errorf("file %x has no chunk %d", list[i].name, list[i].chunk)
 		}
 		f, err := readFrame(r, size)
+		for err == nil && f.enc == coming {
+			wait()
+			f, err = readFrame(r, size)
+		}
 		if err != nil {
 			return err
 		}

@@ -79,6 +79,7 @@ const (
 	missing encoding = iota // not here, or not for this reader
 	plain
 	compressed
+	coming // not here yet, but being fetched; another frame of the piece follows
 )
 
 // frame is a piece as it is sent: its encoding, the number of its bytes in 4 bytes, and the
@@ -153,7 +154,7 @@ func readFrame(r io.Reader, size int) (*frame, error) {
 	f := &frame{enc: encoding(head[0])}
 	n := int64(binary.LittleEndian.Uint32(head[1:]))
 	switch {
-	case f.enc == missing && n == 0:
+	case (f.enc == missing || f.enc == coming) && n == 0:
 		return f, nil
 	case f.enc == plain && n == int64(size), f.enc == compressed && n < int64(size):
 	default:

@@ -14,7 +14,8 @@ const (
 	// queueTime is how long a request waits for its turn.
 	queueTime = 500 * time.Millisecond
 	// holdFor is how long a request waits for a piece that this node is fetching.
-	holdFor = 10 * time.Second
+	// While it does, it says so this often.
+	holdFor, comingEvery = maxComing, 300 * time.Millisecond
 	// readTime is how long another node may take to send its list, and writeTime how long it
 	// may take to receive a frame.
 	readTime, writeTime = 30 * time.Second, 30 * time.Second
@@ -168,14 +169,7 @@ func (u *upload) frame(p piece, o *offer) (*frame, error) {
 	case o.c == nil:
 		return u.stored(p, o), nil
 	}
-	if o.c.open() {
-		if err := u.flush(); err != nil { // what has been said so far need not wait
-			return nil, err
-		}
-	}
-	ctx, cancel := context.WithTimeout(u.ctx, holdFor)
-	defer cancel()
-	b, err := o.c.wait(ctx)
+	b, err := u.hold(o.c)
 	switch {
 	case u.ctx.Err() != nil:
 		return nil, u.ctx.Err()
@@ -188,6 +182,31 @@ func (u *upload) frame(p piece, o *offer) (*frame, error) {
 		return f, nil
 	}
 	return &frame{plain, b}, nil
+}
+
+// hold waits for a piece that is being fetched. Meanwhile it says so, and sends what has been
+// said before.
+func (u *upload) hold(c *claim) ([]byte, error) {
+	if !c.open() {
+		return c.b, c.err
+	}
+	ctx, cancel := context.WithTimeout(u.ctx, holdFor)
+	defer cancel()
+	tick := time.NewTicker(comingEvery)
+	defer tick.Stop()
+	for {
+		if err := u.flush(); err != nil {
+			return nil, err
+		}
+		select {
+		case <-c.done:
+			return c.b, c.err
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-tick.C:
+			u.buf = (&frame{enc: coming}).appendHeader(u.buf)
+		}
+	}
 }
 
 // stored returns a piece from the cache of files. It is missing if it was evicted or damaged

@@ -320,9 +320,11 @@ const awayFor = 4 * time.Second
 const (
 	// minPatience and maxPatience bound how long another node may send nothing.
 	minPatience, maxPatience = time.Second, 5 * time.Second
-	assumedWait              = 200 * time.Millisecond
-	assumedRate              = 1 << 20
-	paceWeight               = 0.3
+	// maxComing bounds how long a node may say that it is fetching a piece.
+	maxComing   = 10 * time.Second
+	assumedWait = 200 * time.Millisecond
+	assumedRate = 1 << 20
+	paceWeight  = 0.3
 )
 
 func (p *pace) init() { p.wait, p.rate = assumedWait, assumedRate }
@@ -343,7 +345,7 @@ func (p *pace) limits(bytes int64) limits {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	idle := min(max(2*p.wait, minPatience), maxPatience)
-	return limits{idle: idle, all: 2*idle + time.Duration(3*float64(bytes)/p.rate*float64(time.Second))}
+	return limits{idle: idle, all: 2*idle + time.Duration(4*float64(bytes)/p.rate*float64(time.Second)), coming: int(maxComing / comingEvery)}
 }
 
 // sizeOfAll returns how many bytes some pieces have.

@@ -260,6 +260,25 @@ func TestBadPeers(t *testing.T) {
 				}
 			}
 		},
+		"promises": func(w http.ResponseWriter, r *http.Request) {
+			for r.Context().Err() == nil {
+				if _, err := w.Write(frame(3, 0, nil)); err != nil {
+					return
+				}
+				_ = http.NewResponseController(w).Flush()
+				select {
+				case <-time.After(100 * time.Millisecond):
+				case <-r.Context().Done():
+				}
+			}
+		},
+		"promises endlessly": func(w http.ResponseWriter, r *http.Request) {
+			for {
+				if _, err := w.Write(frame(3, 0, nil)); err != nil {
+					return
+				}
+			}
+		},
 		"breaks off": func(w http.ResponseWriter, r *http.Request) { panic(http.ErrAbortHandler) },
 		"refuses":    func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusForbidden) },
 		"redirects": func(w http.ResponseWriter, r *http.Request) {

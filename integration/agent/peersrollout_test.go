@@ -2,11 +2,16 @@ package agent_test
 
 import (
 	"archive/tar"
+	"bufio"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -51,6 +56,27 @@ func incompressible(mbytes int) *imagetest.Bundle {
 	return imagetest.Compose(runtime.GOARCH, map[string]any{}, []imagetest.Layer{a.Layer()})
 }
 
+// peersMetrics returns an agent's metrics of the exchange.
+func peersMetrics(t *testing.T, addr string) map[string]float64 {
+	t.Helper()
+	resp, err := http.Get("http://" + addr + "/metrics")
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
+	defer resp.Body.Close()
+	out := map[string]float64{}
+	for in := bufio.NewScanner(resp.Body); in.Scan(); {
+		name, value, ok := strings.Cut(in.Text(), " ")
+		if name, ours := strings.CutPrefix(name, "slipway_agent_peers_"); ok && ours {
+			if out[name], err = strconv.ParseFloat(value, 64); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	return out
+}
+
 // TestPeersRollout has nodes with links of 100 Mbit/s start one image at the same moment, from a
 // registry whose link has 100 Mbit/s, too.
 func TestPeersRollout(t *testing.T) {
@@ -84,11 +110,11 @@ func TestPeersRollout(t *testing.T) {
 		links = append(links, n)
 	}
 	registry := fmt.Sprintf("registries: [{host: %q, urls: [\"http://%[1]s\"], insecure_allow_plaintext: true}]\n", s.Addr)
-	config := registry + "fetch: {mode: eager, profile_timeout: 10m, open_timeout: 60s}\n"
+	config := registry + "fetch: {mode: eager, profile_timeout: 10m, open_timeout: 60s}\nlog: {level: debug}\n"
 	run := func(what, config string, links []*lan.Node) (egress int64, slowest time.Duration) {
 		agents := make([]*node.Agent, len(links))
 		for i, l := range links {
-			agents[i] = node.New(t, config)
+			agents[i] = node.New(t, config+fmt.Sprintf("metrics: {addr: \"%s:9102\", insecure_open_to_network: true}\n", l.Addr))
 			agents[i].Allow(10 * time.Minute)
 			agents[i].Inside = l.Inside
 			agents[i].Start()
@@ -112,9 +138,16 @@ func TestPeersRollout(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		got := map[string]float64{}
 		for i, a := range agents {
 			slowest = max(slowest, times[i])
+			for k, v := range peersMetrics(t, links[i].Addr+":9102") {
+				got[k] += v
+			}
 			a.Kill()
+		}
+		for _, k := range slices.Sorted(maps.Keys(got)) {
+			t.Logf("  %s %.0f", k, got[k])
 		}
 		t.Logf("%s: %d nodes, image of %d MB: the registry sent %.1f MB, the slowest node had all after %.1f s", what, len(links), mbytes,
 			float64(after-before)/1e6, slowest.Seconds())
