@@ -18,23 +18,24 @@ import (
 //
 // It shows no secret when it is printed, logged or marshalled: see Redacted.
 type Config struct {
-	Version       string        `yaml:"version" default:"0.1" enum:"0.1" doc:"Version of the format of this file. It must be the first key."`
-	Log           Log           `yaml:"log" doc:"What is logged, in which form, and where."`
-	Storage       Storage       `yaml:"storage" doc:"Where content is kept, for how long, and who may delete it."`
-	Cluster       Cluster       `yaml:"cluster" doc:"Several servers with one catalogue and one object store. They work together as soon as they share both; this section lets them use each other's caches, too."`
-	Proxy         Proxy         `yaml:"proxy" doc:"Mirrors of other registries, whose images are fetched when a client requests them, and kept."`
-	Gear          Gear          `yaml:"gear" doc:"Conversion of images to Gear form: an index and files that are stored once."`
-	Warm          Warm          `yaml:"warm" doc:"Images that nodes fetch before they start them (docs/warming.md)."`
-	Volumes       Volumes       `yaml:"volumes" doc:"Images as block volumes in storage that nodes share. Nodes map them, and read blocks when they are touched."`
-	Replication   []Replication `yaml:"replication" doc:"Rules by which images are copied to and from other registries, regularly or as soon as they are pushed: docs/replication.md."`
-	HTTP          HTTP          `yaml:"http" doc:"The server that clients talk to."`
-	Web           Web           `yaml:"web" doc:"The web page, at /ui/."`
-	Auth          auth.Config   `yaml:"auth" doc:"Who may do what. If this section is empty, everything is allowed; then http.addr must be a loopback address, or http.insecure_open_to_network must be true."`
-	Notifications Notifications `yaml:"notifications" doc:"Who is notified of pushes, pulls and deletes."`
-	Health        Health        `yaml:"health" doc:"Checks behind /readyz and /debug/health."`
-	Validation    Validation    `yaml:"validation" doc:"What a manifest must satisfy to be accepted."`
-	Catalog       Catalog       `yaml:"catalog" doc:"The list of repositories, /v2/_catalog."`
-	Tracing       Tracing       `yaml:"tracing" doc:"OpenTelemetry traces. The standard OTEL_ variables are respected only when tracing is enabled here or by OTEL_TRACES_EXPORTER=otlp."`
+	Version       string         `yaml:"version" default:"0.1" enum:"0.1" doc:"Version of the format of this file. It must be the first key."`
+	Log           Log            `yaml:"log" doc:"What is logged, in which form, and where."`
+	Storage       Storage        `yaml:"storage" doc:"Where content is kept, for how long, and who may delete it."`
+	Cluster       Cluster        `yaml:"cluster" doc:"Several servers with one catalogue and one object store. They work together as soon as they share both; this section lets them use each other's caches, too."`
+	Proxy         Proxy          `yaml:"proxy" doc:"Mirrors of other registries, whose images are fetched when a client requests them, and kept."`
+	Gear          Gear           `yaml:"gear" doc:"Conversion of images to Gear form: an index and files that are stored once."`
+	Warm          Warm           `yaml:"warm" doc:"Images that nodes fetch before they start them (docs/warming.md)."`
+	Volumes       Volumes        `yaml:"volumes" doc:"Images as block volumes in storage that nodes share. Nodes map them, and read blocks when they are touched."`
+	Replication   []Replication  `yaml:"replication" doc:"Rules by which images are copied to and from other registries, regularly or as soon as they are pushed: docs/replication.md."`
+	Signatures    []SignatureKey `yaml:"signatures" doc:"Public keys with which the page verifies signatures of images. It shows which key has signed an image; pushes and pulls do not depend on it."`
+	HTTP          HTTP           `yaml:"http" doc:"The server that clients talk to."`
+	Web           Web            `yaml:"web" doc:"The web page, at /ui/."`
+	Auth          auth.Config    `yaml:"auth" doc:"Who may do what. If this section is empty, everything is allowed; then http.addr must be a loopback address, or http.insecure_open_to_network must be true."`
+	Notifications Notifications  `yaml:"notifications" doc:"Who is notified of pushes, pulls and deletes."`
+	Health        Health         `yaml:"health" doc:"Checks behind /readyz and /debug/health."`
+	Validation    Validation     `yaml:"validation" doc:"What a manifest must satisfy to be accepted."`
+	Catalog       Catalog        `yaml:"catalog" doc:"The list of repositories, /v2/_catalog."`
+	Tracing       Tracing        `yaml:"tracing" doc:"OpenTelemetry traces. The standard OTEL_ variables are respected only when tracing is enabled here or by OTEL_TRACES_EXPORTER=otlp."`
 
 	places yamlfile.Places
 }

@@ -62,6 +62,7 @@ func (v *validator) values() {
 	v.warmValues(&c.Warm)
 	v.healthValues(&c.Health)
 	v.replicationValues(c.Replication)
+	v.signatureValues(c.Signatures)
 
 	names := make(map[string]bool)
 	for i, e := range c.Notifications.Endpoints {

@@ -96,7 +96,7 @@ func (q *request) repo() error {
 	}
 	for _, t := range list {
 		d.Tags = append(d.Tags, tagRow{t, images.KindOf(t.MediaType, t.ArtifactType, t.Content), images.TagLink(name, t.Name),
-			images.Badges(t.Attached, t.Hung, t.Content)})
+			q.h.images.Verified(q.ctx(), name, t.Digest, images.Badges(t.Attached, t.Hung, t.Content))})
 	}
 	if q.may(name, auth.Delete) {
 		if d.Kept, err = b.Undeletable(name, nil); err != nil {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
+	"os"
 	"regexp"
 
 	"example.org/slipway/config"
@@ -11,6 +12,7 @@ import (
 	"example.org/slipway/registry/auth/patterns"
 	"example.org/slipway/registry/quota"
 	"example.org/slipway/registry/retention"
+	"example.org/slipway/registry/signatures"
 	"example.org/slipway/serve/mirrors"
 )
 
@@ -120,6 +122,27 @@ func anyMatches(list []*regexp.Regexp, s string) bool {
 	return false
 }
 
+// SignatureKeys reads the configured keys for signatures. It returns nil if there are none.
+func SignatureKeys(cfg *config.Config) (*signatures.Verifier, error) {
+	var keys []signatures.Key
+	for i, k := range cfg.Signatures {
+		at := fmt.Sprintf("signatures[%d]", i)
+		match, err := patterns.CompileAll(k.Repositories)
+		if err != nil {
+			return nil, cfg.Problem(at+".repositories", err.Error())
+		}
+		pem, err := os.ReadFile(k.Key)
+		if err != nil {
+			return nil, cfg.Problem(at+".key", err.Error())
+		}
+		if _, err := signatures.New([]signatures.Key{{Name: k.Name, PEM: pem}}); err != nil {
+			return nil, cfg.Problem(at+".key", err.Error())
+		}
+		keys = append(keys, signatures.Key{Name: k.Name, PEM: pem, Match: match})
+	}
+	return signatures.New(keys)
+}
+
 // Check compiles the rules of a configuration and opens the files that its data root needs, to check
 // them. It changes nothing.
 func Check(cfg *config.Config) error {
@@ -130,6 +153,9 @@ func Check(cfg *config.Config) error {
 		return err
 	}
 	if _, err := clusterTLS(&cfg.Cluster); err != nil {
+		return err
+	}
+	if _, err := SignatureKeys(cfg); err != nil {
 		return err
 	}
 	if _, _, err := replicationRules(cfg, slog.New(slog.DiscardHandler)); err != nil {

@@ -10,6 +10,8 @@ import (
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/browse"
 	"example.org/slipway/registry/catalog/gearfacts"
+	"example.org/slipway/registry/signatures"
+	"example.org/slipway/serve/dataroot"
 	"example.org/slipway/serve/gate"
 	"example.org/slipway/web"
 	"example.org/slipway/web/images"
@@ -21,13 +23,15 @@ import (
 type shownImages struct {
 	*catalog.Catalog
 	browse.Store
-	o *Options
+	o        *Options
+	verifier *signatures.Verifier
 }
 
 var _ web.Browse = (*shownImages)(nil)
 
-func newShownImages(o *Options) *shownImages {
-	return &shownImages{o.Root.Catalog, browse.New(o.Root.Catalog.DB), o}
+func newShownImages(o *Options) (*shownImages, error) {
+	v, err := dataroot.SignatureKeys(o.Config)
+	return &shownImages{o.Root.Catalog, browse.New(o.Root.Catalog.DB), o, v}, err
 }
 
 // Content implements web.Browse.
@@ -80,6 +84,11 @@ func (b *shownImages) Layer(ctx context.Context, repo string, d oci.Digest) (ima
 		err = nil
 	}
 	return l, err
+}
+
+// Signatures implements web.Browse.
+func (b *shownImages) Signatures(ctx context.Context, repo string, d oci.Digest) ([]signatures.Signature, error) {
+	return b.verifier.Image(ctx, b, repo, d)
 }
 
 // Mirrored implements web.Browse.

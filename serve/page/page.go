@@ -44,8 +44,12 @@ func New(o Options) (*Page, error) {
 	c := o.Config
 	page := &system{o: &o, began: time.Now()}
 	page.survey.measure = page.measure
+	shown, err := newShownImages(&o)
+	if err != nil {
+		return nil, err
+	}
 	wo := &web.Options{Access: o.Auth, Logger: o.Logger, Prefix: config.NoSlash(c.HTTP.Prefix), Host: config.NoSlash(c.HTTP.Host), Site: o.Site, Title: c.Web.Title,
-		Logins: o.Auth, Session: c.Web.Session, Version: o.Version, System: page.shown(), Browse: newShownImages(&o), Files: files{o.Root}}
+		Logins: o.Auth, Session: c.Web.Session, Version: o.Version, System: page.shown(), Browse: shown, Files: files{o.Root}}
 	if o.Audit != nil {
 		wo.Audit = o.Audit
 	}

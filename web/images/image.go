@@ -258,7 +258,19 @@ func (q *request) attached(d *imageData) error {
 		}
 		d.Attached = append(d.Attached, row)
 	}
-	return nil
+	signed, err := b.Signatures(q.ctx(), d.Repo, d.Manifest.Digest)
+	for _, s := range signed {
+		for i := range d.Attached {
+			switch row := &d.Attached[i]; {
+			case row.Digest != s.Manifest:
+			case len(s.Keys) > 0:
+				row.Kind = "signature, verified: " + strings.Join(s.Keys, ", ")
+			case s.Bad:
+				row.Kind = notVerified
+			}
+		}
+	}
+	return err
 }
 
 // pretty indents a manifest for reading, up to the size that is shown.

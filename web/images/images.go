@@ -20,6 +20,7 @@ import (
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/browse"
 	"example.org/slipway/registry/catalog/gearfacts"
+	"example.org/slipway/registry/signatures"
 )
 
 // Browse reads what repositories have. Its reads do not count as pulls.
@@ -36,6 +37,8 @@ type Browse interface {
 	Attached(ctx context.Context, repo string, d oci.Digest, n int) (list []oci.Descriptor, more bool, err error)
 	// Layer returns the state of a layer of a repository.
 	Layer(ctx context.Context, repo string, d oci.Digest) (LayerState, error)
+	// Signatures verifies the signatures of an image, if there are keys for that.
+	Signatures(ctx context.Context, repo string, d oci.Digest) ([]signatures.Signature, error)
 }
 
 // LayerState is the state of a layer.
