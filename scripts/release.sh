@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds what a release consists of into dist/: tarballs, Debian packages, the container
+# Builds what a release consists of into dist/: tarballs, Debian packages, rpm packages, the container
 # image, the Helm chart, bills of material, licences, and SHA256SUMS of all that.
 #
 #   scripts/release.sh              everything
-#   scripts/release.sh KIND...      of tarball, deb, image, sbom, chart; no list of sums,
+#   scripts/release.sh KIND...      of tarball, deb, rpm, image, sbom, chart; no list of sums,
 #                                   unless "sums" is named, too: then RELEASE_DIR is made anew
 #   scripts/release.sh check        everything but the chart, for one architecture, twice
 #                                   in two directories; compares the sums, and runs
@@ -134,8 +134,8 @@ check() {
 	mkdir -p "$copy"
 	tar -c --exclude=./.git --exclude=./bin --exclude=./dist --exclude=./slipway-data . | tar -x -C "$copy"
 	export RELEASE_ARCH=$host
-	RELEASE_DIRTY=1 RELEASE_DIR=$work/first scripts/release.sh tarball deb image sbom sums
-	RELEASE_DIRTY=1 RELEASE_DIR=$work/second RELEASE_REVISION=$revision "$copy/scripts/release.sh" tarball deb image sbom sums
+	RELEASE_DIRTY=1 RELEASE_DIR=$work/first scripts/release.sh tarball deb rpm image sbom sums
+	RELEASE_DIRTY=1 RELEASE_DIR=$work/second RELEASE_REVISION=$revision "$copy/scripts/release.sh" tarball deb rpm image sbom sums
 	diff "$work/first/SHA256SUMS" "$work/second/SHA256SUMS" || die "two builds of the same sources differ"
 	say "two builds in two directories are equal:"
 	cat "$work/first/SHA256SUMS"
@@ -149,7 +149,7 @@ revision=${RELEASE_REVISION:-$revision}
 case "${1:-}" in
 check) check ;;
 "")
-	make_release tarball deb image sbom chart sums
+	make_release tarball deb rpm image sbom chart sums
 	say "slipway $VERSION is in $out"
 	;;
 *) make_release "$@" ;;

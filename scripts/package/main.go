@@ -4,7 +4,7 @@
 //
 //	go run ./scripts/package [FLAG...] KIND...
 //
-// Kinds are tarball, deb, sbom, image, chart and sums. sums lists the files in the output
+// Kinds are tarball, deb, rpm, sbom, image, chart and sums. sums lists the files in the output
 // directory and therefore comes last. The output depends only on the inputs: times are
 // those of -epoch, owners are fixed, entries are sorted. Run the command in the root of
 // the source tree.
@@ -65,7 +65,7 @@ func (r *release) make(kinds []string) error {
 		return fmt.Errorf("%q is no version: give one with -version, such as 0.1.0", r.version)
 	}
 	if len(kinds) == 0 {
-		return errors.New("nothing to make: name tarball, deb, sbom, image, chart or sums")
+		return errors.New("nothing to make: name tarball, deb, rpm, sbom, image, chart or sums")
 	}
 	if err := os.MkdirAll(r.out, 0o755); err != nil {
 		return err
@@ -77,6 +77,8 @@ func (r *release) make(kinds []string) error {
 			err = r.each(r.tarball)
 		case "deb":
 			err = r.each(r.deb)
+		case "rpm":
+			err = r.each(r.rpm)
 		case "sbom":
 			err = r.each(r.sbom)
 		case "image":
