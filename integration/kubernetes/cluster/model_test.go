@@ -3,6 +3,7 @@ package cluster
 import (
 	"bufio"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -21,7 +22,7 @@ import (
 const (
 	mib = 1 << 20
 	// modelMiB is the size of the model; SLIPWAY_KUBERNETES_MODEL sets another size. Three times
-	// its size is needed on the disk.
+	// its size is needed on the disk. Of a larger model, most is zeros, which need the disk only once.
 	modelMiB = 1024
 	// readers are the pods that share the model. Each reads parts of one MiB.
 	readers, parts = 10, 32
@@ -135,10 +136,7 @@ func (c *cluster) pushModel(name string, sizeMiB int, at []int) (read [][]byte) 
 	f, err := os.Create(filepath.Join(model, "model.safetensors"))
 	c.check(err)
 	defer f.Close()
-	w := bufio.NewWriterSize(f, mib)
-	_, err = io.CopyN(w, rand.NewChaCha8(sha256.Sum256([]byte(name))), int64(sizeMiB)*mib)
-	c.check(err)
-	c.check(w.Flush())
+	c.check(writeModel(f, rand.NewChaCha8(sha256.Sum256([]byte(name))), sizeMiB, at))
 	for _, i := range at {
 		b := make([]byte, mib)
 		_, err := f.ReadAt(b, int64(i)*mib)
@@ -151,8 +149,32 @@ func (c *cluster) pushModel(name string, sizeMiB int, at []int) (read [][]byte) 
 		c.t.Fatalf("%v: %s", err, out)
 	}
 	c.registry.Converted()
-	c.t.Logf("%s of %d MiB was pushed and converted in %s", name, sizeMiB, time.Since(began).Round(1e8))
+	used, err := exec.CommandContext(c.t.Context(), "du", "-sm", c.registry.Root).Output()
+	c.check(err)
+	c.t.Logf("%s of %d MiB was pushed and converted in %s; the registry has %s MiB", name, sizeMiB, time.Since(began).Round(1e8), strings.Fields(string(used))[0])
 	return read
+}
+
+// writeModel writes random weights. In a model that is larger than modelMiB, these are only around
+// the parts that pods will read, and the rest is a hole.
+func writeModel(f *os.File, random io.Reader, sizeMiB int, at []int) error {
+	if sizeMiB <= modelMiB {
+		w := bufio.NewWriterSize(f, mib)
+		_, err := io.CopyN(w, random, int64(sizeMiB)*mib)
+		return errors.Join(err, w.Flush())
+	}
+	if err := f.Truncate(int64(sizeMiB) * mib); err != nil {
+		return err
+	}
+	const around = 2
+	for _, i := range at {
+		from := max(0, i-around)
+		size := int64(min(i+around+1, sizeMiB)-from) * mib
+		if _, err := io.CopyN(io.NewOffsetWriter(f, int64(from)*mib), random, size); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // printed waits until a pod of TestModels has printed the sum of what it should read.
