@@ -85,17 +85,37 @@ func (a *Auth) Session(token string) (*Identity, error) {
 	if err != nil {
 		return nil, err
 	}
+	if !a.stillTakes(c.Method, c.Subject) {
+		return nil, errRevoked
+	}
 	if c.Method != MethodHTPasswd {
 		return &Identity{Name: c.Subject, Groups: c.Groups, Method: c.Method, Expires: c.ExpiresAt.Time}, nil
-	}
-	if a.htpasswd == nil {
-		return nil, errRevoked
 	}
 	hash, ok := a.htpasswd.Hash(c.Subject)
 	if !ok || !hmac.Equal([]byte(c.Binding), []byte(k.Binding(c.Subject, hash))) {
 		return nil, errRevoked
 	}
 	return &Identity{Name: c.Subject, Method: MethodHTPasswd, Expires: c.ExpiresAt.Time}, nil
+}
+
+// stillTakes reports whether the method by which a user logged in is still configured.
+// Sessions are not known here, so those of a method that was taken away end by that.
+func (a *Auth) stillTakes(method, user string) bool {
+	switch method {
+	case MethodHTPasswd:
+		return a.htpasswd != nil
+	case MethodLDAP:
+		return a.directory != nil
+	case MethodMTLS:
+		return a.mtls != nil
+	case MethodOIDC:
+		for _, v := range a.verifiers {
+			if i, ok := v.(*oidcIssuer); ok && strings.HasPrefix(user, oidcPrefix+i.cfg.Name+":") {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // EndSession makes a session's token invalid at this server. Other servers of the

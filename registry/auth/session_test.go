@@ -97,6 +97,40 @@ func TestLoginTakesPasswordsOnly(t *testing.T) {
 	session(t, f, "alice", "secret")
 }
 
+// TestSessionEndsWithItsMethod takes each method of logging in out of the configuration, while
+// the key stays. The sessions of that method end, and those of the others go on.
+func TestSessionEndsWithItsMethod(t *testing.T) {
+	full := auth.Config{
+		HTPasswd: htpasswdFile(t, "alice", "secret"), LDAP: away(t),
+		OIDC: []auth.OIDCConfig{
+			{Name: "corp", Issuer: "https://corp.test", Audiences: []string{"slipway"}, ClientID: "page"},
+			{Name: "corp2", Issuer: "https://corp2.test", Audiences: []string{"slipway"}, ClientID: "page"},
+		},
+		Token: &auth.TokenConfig{Builtin: new(true), Key: filepath.Join(t.TempDir(), "key")},
+	}
+	first := newFixture(t, full, nil)
+	sessions := map[string]string{}
+	for name, method := range map[string]string{"alice": auth.MethodHTPasswd, "ldap:ann": auth.MethodLDAP, "oidc:corp:bob": auth.MethodOIDC, "oidc:corp2:eve": auth.MethodOIDC} {
+		var err error
+		if sessions[name], _, err = first.NewSession(&auth.Identity{Name: name, Method: method}, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for gone, without := range map[string]func(*auth.Config){
+		"": func(*auth.Config) {}, "alice": func(c *auth.Config) { c.HTPasswd = nil }, "ldap:ann": func(c *auth.Config) { c.LDAP = nil },
+		"oidc:corp:bob": func(c *auth.Config) { c.OIDC = c.OIDC[1:] }, "oidc:corp2:eve": func(c *auth.Config) { c.OIDC = c.OIDC[:1] },
+	} {
+		cfg := full
+		without(&cfg)
+		f := newFixture(t, cfg, nil)
+		for name, token := range sessions {
+			if id, err := f.Session(token); (err == nil) != (name != gone) {
+				t.Errorf("without the method of %q, the session of %s is %+v, %v", gone, name, id, err)
+			}
+		}
+	}
+}
+
 // TestNoSession checks that tokens of the token service are not sessions, and that nobody can log
 // in when no login method is configured.
 func TestNoSession(t *testing.T) {
