@@ -2,23 +2,31 @@ package registries
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 
 	"example.org/slipway/config"
+	gearclient "example.org/slipway/gear/client"
+	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
 	"example.org/slipway/oci/warm"
 )
 
 // AskWarm asks a registry what this node shall fetch. It asks only a registry that offers
-// Gear, because others need not know this node's name.
+// Gear, because others need not know this node's name. Errors: UNSUPPORTED if it does not,
+// or knows no orders.
 func (r *Set) AskWarm(ctx context.Context, host string, p *warm.Poll) (a warm.Answer, err error) {
 	reg, err := r.Of(Reference{Host: host})
 	if err != nil {
 		return a, err
 	}
-	err = reg.try(ctx, func(at *place) (err error) {
-		if err = at.gear.Check(ctx); err == nil {
+	err = reg.try(ctx, func(at *place) error {
+		err := at.gear.Check(ctx)
+		if errors.Is(err, gearclient.ErrNoGear) {
+			return oci.Errorf(oci.CodeUnsupported, "%v", err)
+		}
+		if err == nil {
 			a, err = warm.Ask(ctx, client.Extensions{Client: at.reg}, p)
 		}
 		return err
