@@ -87,7 +87,9 @@ func Open(ctx, life context.Context, cfg *config.Agent, o *Options) (*Set, error
 		mounted: map[string]mountedTree{}, later: map[string]*time.Timer{},
 	}
 	c.indexes = registries.NewIndexes(life, c.work.Go, cfg.Fetch.ConvertTimeout, o.Log, o.Files.ObserveLink,
-		func() bool { return o.Cache.Stats().Bytes < emptyCache })
+		// Nodes that start together would each get a pack from the registry, and nothing from
+		// each other.
+		func() bool { return cfg.Peers.Listen == "" && o.Cache.Stats().Bytes < emptyCache })
 	m := &Set{dir: o.Dirs.Mounts, chains: c, lower: &lower{&claims{chains: c, choice: cfg.Choice}}, all: map[string]*mountRecord{}, making: map[string]bool{},
 		warm: map[string]held{}}
 	c.inUse = m.uses
