@@ -363,7 +363,7 @@ setup_bench() {
 # setup_release installs the programs that make and check packages.
 setup_release() {
 	check_build
-	apt_need dpkg-deb:dpkg xz:xz-utils lintian:lintian
+	apt_need dpkg-deb:dpkg xz:xz-utils lintian:lintian rpm:rpm
 	go_tool helm helm.sh/helm/v3/cmd/helm v3.22.0
 	if [ ${#missing[@]} -gt 0 ]; then
 		warn "NOT INSTALLED: ${missing[*]}; make release needs them"

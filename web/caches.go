@@ -279,8 +279,8 @@ func (h *Handler) warmWork(image string) (work, error) {
 		if err != nil {
 			return nil, err
 		}
-		return &manage.Outcome{Text: image + " is in the cache, as far as there is room.", Facts: []manage.Fact{{"Layers", fmt.Sprint(w.Layers)}, {"Bytes", format.Bytes(w.Bytes)},
-			{"There before", fmt.Sprint(w.Held)}, {"No room for", fmt.Sprint(w.NotKept)}}}, nil
+		return &manage.Outcome{Text: image + " is in the cache, as far as there is room.", Facts: manage.Facts("Layers", fmt.Sprint(w.Layers), "Bytes", format.Bytes(w.Bytes),
+			"There before", fmt.Sprint(w.Held), "No room for", fmt.Sprint(w.NotKept))}, nil
 	}, nil
 }
 
@@ -291,6 +291,6 @@ func (h *Handler) dropWork(image string) work {
 		if err != nil {
 			return nil, err
 		}
-		return &manage.Outcome{Text: "Dropped.", Facts: []manage.Fact{{"Contents", format.Count(int64(n))}}}, nil
+		return &manage.Outcome{Text: "Dropped.", Facts: manage.Facts("Contents", format.Count(int64(n)))}, nil
 	}
 }

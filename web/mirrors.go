@@ -153,7 +153,7 @@ func (h *Handler) pruneWork(unused time.Duration, pattern string, dry bool) work
 		if err != nil {
 			return nil, err
 		}
-		o := &manage.Outcome{Text: "Done.", Facts: []manage.Fact{{"Images", format.Count(int64(len(images)))}, {"Space freed", format.Bytes(bytes)}}, Head: []string{"Image", "Tags", "Size", "Last pull"}}
+		o := &manage.Outcome{Text: "Done.", Facts: manage.Facts("Images", format.Count(int64(len(images))), "Space freed", format.Bytes(bytes)), Head: []string{"Image", "Tags", "Size", "Last pull"}}
 		if dry {
 			o.Text = "A preview: nothing was changed. This would go."
 		}

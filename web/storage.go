@@ -205,8 +205,8 @@ func (h *Handler) collectWork(dry bool) work {
 		if err != nil {
 			return nil, err
 		}
-		o := &manage.Outcome{Facts: []manage.Fact{{"Examined", format.Count(int64(rep.Examined))}, {"Manifests", format.Count(int64(rep.Manifests))},
-			{"Blobs out of repositories", format.Count(int64(rep.Blobs))}, {"Contents deleted", format.Count(int64(rep.Contents))}, {"Space freed", format.Bytes(rep.Bytes)}}}
+		o := &manage.Outcome{Facts: manage.Facts("Examined", format.Count(int64(rep.Examined)), "Manifests", format.Count(int64(rep.Manifests)),
+			"Blobs out of repositories", format.Count(int64(rep.Blobs)), "Contents deleted", format.Count(int64(rep.Contents)), "Space freed", format.Bytes(rep.Bytes))}
 		switch {
 		case rep.Elsewhere:
 			o.Text, o.Facts = "Another server is collecting, so nothing was done.", nil
@@ -216,7 +216,7 @@ func (h *Handler) collectWork(dry bool) work {
 			if rep.AtLeast {
 				later = "at least " + later
 			}
-			o.Facts = append(o.Facts, manage.Fact{"A grace period later", later + " in " + format.Count(int64(rep.FreedContents)) + " contents"})
+			o.Facts = append(o.Facts, manage.Facts("A grace period later", later+" in "+format.Count(int64(rep.FreedContents))+" contents")...)
 			o.Head = []string{"Content that would go"}
 			for _, d := range rep.Digests {
 				o.Row(string(d))
@@ -238,7 +238,7 @@ func (h *Handler) checkWork() work {
 		if err != nil {
 			return nil, err
 		}
-		o := &manage.Outcome{Text: "No problem was found.", Facts: []manage.Fact{{"Contents", format.Count(rep.Contents)}, {"Manifests", format.Count(rep.Manifests)}, {"Objects", format.Count(rep.Objects)}}}
+		o := &manage.Outcome{Text: "No problem was found.", Facts: manage.Facts("Contents", format.Count(rep.Contents), "Manifests", format.Count(rep.Manifests), "Objects", format.Count(rep.Objects))}
 		if rep.Clean() {
 			return o, nil
 		}
@@ -256,8 +256,8 @@ func (h *Handler) retainWork(dry bool) work {
 		if err != nil {
 			return nil, err
 		}
-		o := &manage.Outcome{Facts: []manage.Fact{{"Rules", format.Count(int64(rep.Rules))}, {"Repositories", format.Count(int64(rep.Repositories))}, {"Tags kept", format.Count(int64(rep.Kept))}, {"Tags removed", format.Count(int64(rep.Removed))},
-			{"Manifests removed", format.Count(int64(rep.Manifests))}}}
+		o := &manage.Outcome{Facts: manage.Facts("Rules", format.Count(int64(rep.Rules)), "Repositories", format.Count(int64(rep.Repositories)), "Tags kept", format.Count(int64(rep.Kept)), "Tags removed", format.Count(int64(rep.Removed)),
+			"Manifests removed", format.Count(int64(rep.Manifests)))}
 		switch {
 		case rep.Elsewhere:
 			o.Text, o.Facts = "Another server is at it, so nothing was done.", nil

@@ -17,6 +17,7 @@ import (
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/browse"
 	"example.org/slipway/registry/catalog/gearfacts"
+	"example.org/slipway/registry/signatures"
 )
 
 // Shelf holds images with indexes. It implements Browse and Files.
@@ -113,6 +114,11 @@ func (s *Shelf) Attached(context.Context, string, oci.Digest, int) ([]oci.Descri
 }
 
 func (s *Shelf) Layer(context.Context, string, oci.Digest) (LayerState, error) { return s.State, nil }
+
+// Signatures implements Browse. No keys are configured.
+func (s *Shelf) Signatures(context.Context, string, oci.Digest) ([]signatures.Signature, error) {
+	return nil, nil
+}
 
 // Content returns a file with the text.
 func Content(text string) gear.File {

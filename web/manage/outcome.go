@@ -1,7 +1,17 @@
 package manage
 
+import "slices"
+
 // Fact is a name with a value, as pages list them.
 type Fact struct{ Name, Value string }
+
+// Facts returns the facts of names and values, which take turns.
+func Facts(list ...string) (facts []Fact) {
+	for p := range slices.Chunk(list, 2) {
+		facts = append(facts, Fact{p[0], p[1]})
+	}
+	return facts
+}
 
 // Outcome is the result of work, in a form for people.
 type Outcome struct {
