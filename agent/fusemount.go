@@ -46,8 +46,8 @@ func (l *layout) volumesMount() *fuseMount {
 }
 
 // open mounts the file system and returns its descriptor. It replaces a file system whose
-// process is gone. If the descriptor is stored, systemd keeps it, and one that systemd has
-// kept is returned as it is.
+// process is gone. If the descriptor is stored, systemd keeps it. If systemd already has
+// a descriptor from an earlier process, that one is returned.
 func (m *fuseMount) open(stored bool, log *slog.Logger) (*os.File, error) {
 	if stored {
 		if dev, err := poolfs.Inherited(m.name); !errors.Is(err, fs.ErrNotExist) {

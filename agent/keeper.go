@@ -85,8 +85,8 @@ var errServed = errors.New("is served already: is another agent running?")
 // its memory, which may be large, and then its sockets.
 const dying = 3 * time.Second
 
-// whenFree listens as soon as nobody else does. It returns the error of the last attempt
-// if that does not succeed.
+// whenFree listens as soon as nobody else listens. It returns the error of the last
+// attempt if that does not succeed.
 func whenFree(listen func() (net.Listener, error)) (net.Listener, error) {
 	for end := time.Now().Add(dying); ; time.Sleep(20 * time.Millisecond) {
 		l, err := listen()
@@ -187,10 +187,10 @@ func inheritListener(fd int, name string) (net.Listener, error) {
 }
 
 // Keep mounts the pool, opens the sockets, and keeps a worker running until ctx ends.
-// worker returns the command of a worker that gets the sockets with these names,
-// volumeWorker that of a volume worker. While containers use files of the agent, Keep
-// continues after the end of ctx until stop ends, too, because the containers would get
-// errors.
+// worker returns the command of a worker that gets the sockets with these names, and
+// volumeWorker returns the command of a volume worker. While containers use files of the
+// agent, Keep continues after the end of ctx until stop ends, too, because the containers
+// would get errors.
 func Keep(ctx, stop context.Context, cfg *config.Agent, worker func(sockets []string) *exec.Cmd, volumeWorker func() *exec.Cmd, log *slog.Logger) error {
 	ls, err := listen(cfg)
 	if err != nil {

@@ -17,9 +17,9 @@ func Outlive() {
 	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
 }
 
-// SecondSignal returns a context that ends with the first termination signal after the
-// end of ctx, which the first signal ended. From then on the signals do not have their
-// default effect, so that the second one ends the process in order, too.
+// SecondSignal returns a context that ends with the next termination signal after the end
+// of ctx. The first termination signal has ended ctx. From then on the signals do not
+// have their default effect, so that the second one ends the process in order, too.
 func SecondSignal(ctx context.Context) (context.Context, context.CancelFunc) {
 	stop, ended := context.WithCancel(context.Background())
 	context.AfterFunc(ctx, func() {

@@ -32,8 +32,8 @@ func ends(s *starts.Start) time.Duration {
 	return last
 }
 
-// told returns at most most files of a start that had an event, and how many more there
-// are.
+// told returns the files of a start that had an event, no more than the number most, and
+// how many more there are.
 func told(s *starts.Start, most int) (files []*starts.File, more int) {
 	for i := range s.Files {
 		f := &s.Files[i]

@@ -7,13 +7,12 @@ import (
 
 type arrivalKey struct{}
 
-// WithArrival returns a context under which a FileSource calls came with the number of
-// bytes that have arrived, as they arrive. Contents and chunks are delivered whole. A
-// slow link takes long for a whole content, and meanwhile nobody could distinguish it
-// from a dead link. The bytes are counted as they are sent, compressed and with their
-// descriptions. 0 says that an answer begins, which may repeat bytes of an interrupted
-// answer. came is called by whatever goroutine reads. Calls for the same request do not
-// overlap.
+// WithArrival returns a context that makes a FileSource call came as bytes arrive, with
+// the number of bytes. Contents and chunks are delivered whole. A slow link takes long
+// for a whole content, and meanwhile nobody could distinguish a slow link from a dead
+// one. The bytes are counted as they are sent, compressed and with their descriptions. 0
+// says that an answer begins. The answer may repeat bytes of an interrupted one. came is
+// called by whatever goroutine reads. Calls for the same request do not overlap.
 func WithArrival(ctx context.Context, came func(n int)) context.Context {
 	return context.WithValue(ctx, arrivalKey{}, came)
 }

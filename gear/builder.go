@@ -26,11 +26,11 @@ const (
 )
 
 // Builder makes the index of a layer from its entries in the order of the archive. The
-// result is as unpacking would leave it. A later entry replaces an earlier one, and two
-// directories merge. An entry that is not a directory removes what was below its path.
-// Symbolic links among the parents of a path are followed if the layer itself made them.
-// A hard link to something that the layer has made so far is another name for it,
-// whatever happens to its first name.
+// result is the tree that unpacking would leave. A later entry replaces an earlier one,
+// and two directories merge. An entry that is not a directory removes what was below its
+// path. Symbolic links among the parents of a path are followed if the layer itself made
+// them. A hard link to a file that the layer has made so far is another name for that
+// file, whatever happens to the file's first name.
 //
 // Whiteouts affect only the layers below, wherever they are in the archive. A directory
 // that replaces a whiteout is opaque.
@@ -46,7 +46,7 @@ type Builder struct {
 	// directory.
 	dir   string
 	walk  []level // for use by resolveDir
-	steps int     // looked up behind symbolic links so far
+	steps int     // names looked up behind symbolic links so far
 }
 
 // node is what an entry of the archive made. A node that was replaced stays, because it
@@ -145,7 +145,7 @@ func checkAdded(e *rootfs.Entry, f File) error {
 	return nil
 }
 
-// now is the time of the entry being added.
+// now returns the time of the entry being added.
 func (b *Builder) now() int32 { return int32(len(b.nodes)) + 1 }
 
 // put makes n the node at its path.
@@ -181,7 +181,7 @@ func (b *Builder) addWhiteout(e rootfs.Entry) error {
 }
 
 // live returns the latest node of a path, unless it was removed with a directory above
-// it. The node may be only a whiteout; its made is then 0.
+// it. The node may be only a whiteout; its field made is then 0.
 func (b *Builder) live(path string) (int32, bool) {
 	i, ok := b.at[path]
 	if !ok {
@@ -330,8 +330,8 @@ func (b *Builder) file(f File) int32 {
 	return i
 }
 
-// mergeXattrs returns the attributes of old and set. Those of set replace those of old
-// with the same name.
+// mergeXattrs returns the attributes of old and set. An attribute of set replaces an
+// attribute of old with the same name.
 func mergeXattrs(old, set []rootfs.Xattr) []rootfs.Xattr {
 	switch {
 	case len(old) == 0:

@@ -19,9 +19,9 @@ func AppendChunkLengths(dst []byte, chunks []Chunk) []byte {
 
 // ChunkReader reads n chunks of a large content as they are sent: first their stored
 // lengths, 4 bytes each, and then the chunks as a pack stores them. The bytes that it
-// returns have the right length but are not verified, because the reader has the chunks'
-// digests. Errors about what was sent wrap io.ErrUnexpectedEOF or, if a chunk is invalid,
-// ErrFormat and ErrContent.
+// returns have the right length but are not verified. The caller verifies them, because
+// it has the chunks' digests. Errors about what was sent wrap io.ErrUnexpectedEOF or, if
+// a chunk is invalid, ErrFormat and ErrContent.
 type ChunkReader struct {
 	r       io.Reader
 	size    int64 // of the whole content

@@ -141,8 +141,7 @@ func (e *encoder) hardLink(x *Index, i int) {
 	e.put(colHardLink, uint64(i-t))
 }
 
-// attributes appends the rows of an entry, unless they exist already, as they most often
-// do.
+// attributes appends the rows of an entry, unless they exist already. Mostly they exist.
 func (e *encoder) attributes(n *rootfs.Entry) {
 	e.scratch = e.scratch[:0]
 	for i := range n.Xattrs {

@@ -32,8 +32,8 @@ func Flatten(layers ...*Index) (*Index, error) {
 	}
 	m.names = make(map[Name]int32, files) // growing it would take as much again
 	m.out = &Index{Entries: make([]Entry, 0, entries+entries/16), Files: make([]File, 0, files)}
-	// Without this limit, deep paths without entries for their directories could make a
-	// large result of a small layer.
+	// Without this limit, a small layer with deep paths and no entries for their
+	// directories could give a large result.
 	m.most = 4*entries + 4096
 	m.resolveLinks()
 	active := m.root()

@@ -119,7 +119,7 @@ type FrameDecoder struct{ z *zstd.Decoder }
 // dictionary. A decoder with a dictionary takes about twice the dictionary's size.
 func NewFrameDecoder(dict []byte) (*FrameDecoder, error) {
 	opts := []zstd.DOption{
-		// 0 means as many at the same time as there are processors.
+		// 0 allows as many concurrent decodings as there are processors.
 		zstd.WithDecoderConcurrency(0), zstd.WithDecoderLowmem(true),
 		zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderMaxWindow(2 * LargeFile), zstd.WithDecoderMaxMemory(LargeFile),
 	}

@@ -1,7 +1,7 @@
-// Package integration tests the slipway binary from outside: with the clients
-// people use (docker with both of its image stores, containerd, podman,
-// skopeo, buildah, crane, regctl, helm), and with faults (kill -9, power cuts,
-// full disks, disks that fail, clients that lie, hang or disappear).
+// Package integration tests the slipway binary from outside: with the clients that people
+// use (docker with both of its image stores, containerd, podman, skopeo, buildah, crane,
+// regctl, helm), and with faults (kill -9, power cuts, full disks, disks that fail,
+// clients that lie, hang or disappear).
 //
 // The trees that Gear makes of images are compared with the trees that others unpack:
 // containerd, umoci and tar (gear_oracle_test.go), and the overlay that a commit was made

@@ -116,7 +116,7 @@ func (c *Caller) Ready(ctx context.Context) error {
 
 const readyWithin = 30 * time.Second
 
-// stateOf returns an error that says in what state an agent is that does not answer.
+// stateOf returns an error that says in what state the agent is when it does not answer.
 func stateOf(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, ErrNoAgent), errors.Is(err, fs.ErrPermission):

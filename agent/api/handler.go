@@ -11,7 +11,7 @@ import (
 	"example.org/slipway/node/gearfs"
 )
 
-// Service is what an agent does for its callers. Its methods are those of a Caller.
+// Service is what an agent does for its callers. It has the same methods as a Caller.
 type Service interface {
 	Status(ctx context.Context) Status
 	Mount(ctx context.Context, req MountRequest) (*MountAnswer, error)

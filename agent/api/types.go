@@ -86,7 +86,7 @@ type MountRequest struct {
 	// which umount deletes, and Upper must be empty.
 	Mode string `json:"mode,omitempty"`
 	// Suid makes the image's set-user-id programs and file capabilities effective on this
-	// machine. Dev does so for its devices.
+	// machine. Dev makes its devices effective.
 	Suid bool `json:"suid,omitempty"`
 	Dev  bool `json:"dev,omitempty"`
 }

@@ -217,8 +217,8 @@ func (c *claims) claimGear(ctx context.Context, l snapshotter.Layer, ref registr
 	return "", c.claimAgain(l.ChainID, c.regs.Domain(ref.Host), reg.Sources(ref, l.Manifest), snapshot)
 }
 
-// fill fetches the indexes of those layers of a chain that came with an image that is a
-// volume. The chain "" has no layers.
+// fill fetches the missing indexes of a chain. These are the indexes of layers whose
+// image came as a volume. The chain "" has no layers.
 func (c *chains) fill(ctx context.Context, chain string) error {
 	if chain == "" {
 		return nil

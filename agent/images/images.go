@@ -122,8 +122,8 @@ func (m *Set) Layers(chain string) (n int, why []string, err error) {
 	return len(line), line[len(line)-1].Why, nil
 }
 
-// Unpacked returns why an image was unpacked in the ordinary way, all of it or its upper
-// layers, and whether it was.
+// Unpacked reports whether an image was unpacked in the ordinary way, all of it or its
+// upper layers, and why.
 func (m *Set) Unpacked(ref string) (why []string, ok bool) { return m.lower.plain.get(ref) }
 
 // VolumeStatus returns the state of the node's volumes, or nil if none are configured.

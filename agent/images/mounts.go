@@ -41,8 +41,8 @@ func (r *mountRecord) there() bool {
 // key returns the container name of a mount.
 func (r *mountRecord) key() string { return "mount:" + r.Dir }
 
-// Resume reads the records of mounts. It forgets those that are no longer mounted, and drops
-// volumes that no image needs.
+// Resume reads the records of mounts. It forgets the volumes that are no longer mounted,
+// and drops volumes that no image needs.
 func (m *Set) Resume() error {
 	c := m.chains
 	entries, err := os.ReadDir(m.dir)

@@ -43,7 +43,7 @@ type chainRecord struct {
 	Image string `json:"image,omitempty"`
 	// Way is how the tree is mounted, config.WayGear or config.WayVolume. Why says what
 	// became of this way and of the ways that were tried before. Both come from the first
-	// image that ends with this layer, and are empty if no image does.
+	// image whose last layer this is. They are empty if there is no such image.
 	Way string   `json:"way,omitempty"`
 	Why []string `json:"why,omitempty"`
 	// Volume is the volume of the chain, or nil if there is none.
@@ -80,8 +80,8 @@ type records struct {
 	dir string
 }
 
-// path returns the directory of a chain's record. Chain IDs come from containerd. Those
-// from [keyIn] may have a suffix.
+// path returns the directory of a chain's record. Chain IDs come from containerd. Chain
+// IDs from [keyIn] may have a suffix.
 func (r *records) path(chain string) (string, error) {
 	alg, hex, ok := strings.Cut(chain, ":")
 	if !ok || len(hex) < 32 || len(chain) > 200 || strings.Trim(alg, "abcdefghijklmnopqrstuvwxyz0123456789") != "" ||

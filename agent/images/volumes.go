@@ -83,7 +83,7 @@ func openVolumes(ctx, life context.Context, cfg *config.Agent, o *Options, recs 
 	return v, nil
 }
 
-// sweepOf returns how often volumes are checked. It is so often that a volume whose
+// sweepOf returns how often volumes are checked. That is often enough that a volume whose
 // credential is refused gets a new one before waiting requests fail.
 func sweepOf(outage time.Duration) time.Duration {
 	return min(30*time.Second, max(outage/2, 500*time.Millisecond))
@@ -150,7 +150,7 @@ func (h *heldCredential) refused(now time.Time) string {
 // credential returns a function that gets a credential for an image.
 func (v *volumes) credential(image string, r *volref.Record) func(context.Context, bool) (volref.Credential, error) {
 	if r.Place.Driver == "file" {
-		return nil // a directory that is mounted on this node, or not
+		return nil // the place is a directory, which needs no credential
 	}
 	manifest := r.Manifest
 	var mu sync.Mutex

@@ -25,7 +25,7 @@ type decisionKey struct {
 // decision says whether an image comes as a volume.
 type decision struct {
 	done   chan struct{}  // closed when the other fields are set
-	record *volref.Record // nil if it does not
+	record *volref.Record // nil if the image does not come as a volume
 	reason string
 	volume string // is kept as long as the decision holds; "" if there is none
 }

@@ -194,10 +194,10 @@ func (p *Proxy) learn(request []byte) (forget func() error) {
 	return forget
 }
 
-// sizeOf returns how many bytes an image has that is about to be removed, as containerd
-// reports to kubelet; it is 0 if there is none. It sends the RemoveImageRequest as a
-// request for the status, because both are {image = 1}. The answer is {image = 1 {size =
-// 4}}.
+// sizeOf returns the size in bytes of the image that is about to be removed, as
+// containerd reports it to kubelet, or 0 if there is no such image. It sends the
+// RemoveImageRequest as a request for the status, because both are {image = 1}. The
+// answer is {image = 1 {size = 4}}.
 func (p *Proxy) sizeOf(ctx context.Context, method string, request []byte) (size int64) {
 	var answer rawMessage
 	err := p.conn.Invoke(ctx, method, &rawMessage{request}, &answer)

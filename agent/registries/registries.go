@@ -109,7 +109,7 @@ func (r *Set) prune(now time.Time) {
 
 // login returns the credential to use at host for an image that was pulled with cred.
 // That is cred. If cred has expired, it is the credential with which the image was last
-// pulled, or the one of the configuration.
+// pulled, or the credential of the configuration.
 func (r *Set) login(ctx context.Context, ref Reference, cred client.Credential, asked string) (client.Credential, error) {
 	now := time.Now()
 	if !ended(cred, now) {
@@ -226,7 +226,7 @@ func (r *Set) setting(host string) config.AgentRegistry {
 }
 
 // connect creates the clients of a registry. The credentials of its images take
-// precedence over those of the configuration and of docker.
+// precedence over the credentials in the configuration and in docker's.
 func (r *Set) connect(reg *Registry, s config.AgentRegistry) error {
 	o := client.Options{InsecureSkipVerify: s.InsecureSkipVerify, UserAgent: "slipway-agent", Retries: 1, Logger: r.log}
 	switch {

@@ -20,9 +20,10 @@ type distribution struct {
 	// config is the configuration of containerd, which imports the files in dir. hosts is
 	// the directory of its registries, and socket is where it listens.
 	config, dir, hosts, socket string
-	// imports says how to make config import dir if it does not.
+	// imports says what to do if config does not import dir.
 	imports string
-	// args is a file that gives kubelet arguments. It is "" if a systemd drop-in does.
+	// args is a file that gives kubelet arguments. It is "" if a systemd drop-in sets the
+	// arguments.
 	args string
 	// restart is the command that makes both programs notice the change.
 	restart string

@@ -230,7 +230,8 @@ func Undo(changes []Change) error {
 	return errors.Join(errs...)
 }
 
-// writeFile replaces a file. Others may read it, like the other files of those programs.
+// writeFile replaces a file. Everybody may read it, like the other files of these
+// programs.
 func writeFile(name, content string) error {
 	tmp := name + ".new"
 	if err := os.WriteFile(tmp, []byte(content), 0o644); err != nil {

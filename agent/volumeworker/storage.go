@@ -1,5 +1,6 @@
-// Package volumeworker is the process that opens the volumes of a node in their storage and
-// serves them as files, and the client by which the agent's worker tells it which.
+// Package volumeworker is the process that opens the volumes of a node in their storage
+// and serves them as files. It is also the client by which the agent's worker says which
+// volumes to serve.
 package volumeworker
 
 import (
@@ -234,8 +235,9 @@ func (s *Storage) Close() { s.http.CloseIdleConnections() }
 // storageTries is how many times a call is tried if the volume worker dies during it.
 const storageTries = 3
 
-// call calls the volume worker, and calls the next one if it dies meanwhile. Only a clone
-// is not tried twice, because the second try would find the first clone in its way.
+// call calls the volume worker, and calls the next one if it dies meanwhile. It does not
+// repeat the making of a clone, because the second try would find the clone of the first
+// in its way.
 func (s *Storage) call(ctx context.Context, method, path string, in any) (a answer, err error) {
 	b, err := json.Marshal(in)
 	if err != nil {

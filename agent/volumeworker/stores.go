@@ -55,7 +55,7 @@ func newStores(cfg *config.AgentVolumes, log *slog.Logger) *stores {
 var errNotConnected = errors.New("this node is not connected to that storage")
 
 // Connected returns an error that says why the configuration does not let this node reach
-// a place, or nil if it may. It does not contact the place.
+// a place, or nil if it lets it. It does not contact the place.
 func Connected(cfg *config.AgentVolumes, p volref.Place) error {
 	switch {
 	case p.Driver == "file" && cfg.File.Dir == "":
@@ -70,8 +70,8 @@ func Connected(cfg *config.AgentVolumes, p volref.Place) error {
 	return nil
 }
 
-// use returns the store of a place, and a function that releases it. Its credential stays
-// the one with which the store was opened.
+// use returns the store of a place, and a function that releases it. The store keeps the
+// credential with which it was opened.
 func (s *stores) use(ctx context.Context, p volref.Place, c volref.Credential) (block.Store, func(), error) {
 	if err := Connected(s.cfg, p); err != nil {
 		return nil, nil, err

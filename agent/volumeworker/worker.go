@@ -13,9 +13,9 @@ import (
 	"example.org/slipway/volume/volfs"
 )
 
-// Run serves the file system of volumes whose descriptor is dev, and the calls of a Storage
-// on l, until ctx ends. state is where it leaves to the next worker what is mapped, and
-// requests that still wait are left to it, too.
+// Run serves the file system of volumes whose descriptor is dev, and the calls of a
+// Storage on l, until ctx ends. state is the file that records for the next worker what
+// is mapped. Requests that still wait are left to the next worker, too.
 func Run(ctx context.Context, cfg *config.AgentVolumes, dev *os.File, l net.Listener, state string, log *slog.Logger) (err error) {
 	all := newStores(cfg, log)
 	defer func() { err = errors.Join(err, all.close()) }()

@@ -82,8 +82,8 @@ func onlyIn(what string, a, b map[string]int64) (out []string) {
 	return out
 }
 
-// convertAll pushes images layer by layer, each layer when the one before is converted, and settles
-// the packs.
+// convertAll pushes images layer by layer, waits for each layer's conversion before it
+// pushes the next layer, and then settles the packs.
 func (b *bench) convertAll(ctx context.Context, images []*image, workers, procs int) (*outcome, error) {
 	s, err := b.server(ctx, workers, fmt.Sprintf("GOMAXPROCS=%d", procs))
 	if err != nil {

@@ -113,8 +113,8 @@ func (b *bench) unload() {
 	}
 }
 
-// pushAll pushes the images one after the other. It pushes each image as soon as the one
-// before is converted.
+// pushAll pushes the images one after the other. It waits until an image is converted
+// before it pushes the next.
 func (b *bench) pushAll(ctx context.Context, l *loaded) error {
 	work, err := l.measured(func() error {
 		for i, im := range b.images {

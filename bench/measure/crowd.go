@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Crowded is what many clients received that asked for one thing at once, and what that
-// cost.
+// Crowded says what many clients received when they requested one object at the same
+// time, and what that cost.
 type Crowded struct {
 	Clients int   `json:"clients"`
 	Size    int64 `json:"size"`

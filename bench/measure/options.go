@@ -71,7 +71,8 @@ func Given(fl *flag.FlagSet) map[string]bool {
 }
 
 // Described returns a command line without this machine's details. It consists of a
-// script and those of the listed flags that were given, with their values or as switches.
+// script and the flags, among the listed ones, that were given, with their values or as
+// switches.
 func Described(fl *flag.FlagSet, script string, valued, switches []string) string {
 	out := script
 	fl.Visit(func(f *flag.Flag) {

@@ -34,7 +34,8 @@ type Ramp struct {
 	Mode   string `json:"mode"`
 	Round  int    `json:"round"`
 	// Images counts images that were pulled whole and were correct. Failed counts failed
-	// operations, including those with wrong content. NotPruned counts failed prunes.
+	// operations, including operations with wrong content. NotPruned counts failed
+	// prunes.
 	Images    int64 `json:"images"`
 	Failed    int64 `json:"failed"`
 	NotPruned int64 `json:"not_pruned"`

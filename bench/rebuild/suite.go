@@ -1,6 +1,6 @@
 // Package rebuild measures layers that are kept as recipes: how large recipes are, what
-// making them and rebuilding layers costs, and what a registry takes that has dropped its
-// layers.
+// it costs to make them and to rebuild layers, and how much space a registry needs once
+// it has dropped its layers.
 //
 // The images are OCI layouts SERIES/VERSION below a directory (-corpus). Recipes are made
 // and tried in this process. The registry is a real server on a free loopback port.

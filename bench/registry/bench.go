@@ -24,8 +24,8 @@ type bench struct {
 	large  map[int]*image
 }
 
-// runAll runs scenarios one after the other. A scenario that fails does not keep the others from
-// running. runAll returns the errors of those that failed.
+// runAll runs scenarios one after the other. A scenario that fails does not keep the
+// others from running. runAll returns the errors of the scenarios that failed.
 func (b *bench) runAll(ctx context.Context, list []*scenario) error {
 	var errs []error
 	for i, sc := range list {

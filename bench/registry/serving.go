@@ -147,8 +147,8 @@ func caseClients(n int) string { return fmt.Sprintf("C=%d", n) }
 // headClients is the number of clients that ask for manifests at the same time.
 const headClients = 10
 
-// tagCounts are the sizes of the repositories whose tags are requested. Servers that take long to
-// store a tag get only those up to slowTags.
+// tagCounts are the sizes of the repositories whose tags are requested. A server that
+// takes long to store a tag gets only repositories with at most slowTags tags.
 var tagCounts = [...]int{10, 1000, 10000}
 
 const slowTags = 1000

@@ -1,20 +1,21 @@
-// Package registry compares Slipway with other registries, and with a web server that serves the same
-// bytes as files. The web server is the limit.
+// Package registry compares Slipway with other registries, and with a web server that
+// serves the same bytes as files. The web server is the limit.
 //
-// It starts every server itself on free loopback ports, each with its own directory. It alternates
-// between the servers and reports medians with their spread. It compares the CPU time of the
-// servers' processes, which other work on the machine disturbs less than rates. Every figure shows
-// how busy everything else was.
+// It starts every server itself on free loopback ports, each with its own directory. It
+// alternates between the servers and reports medians with their spread. It compares the
+// CPU time of the servers' processes, which other work on the machine disturbs less than
+// rates. Every figure shows how busy everything else was.
 //
-// Servers: the slipway binary (-bin) and other builds of it (-variant); nginx and docker-registry
-// if they are installed; and the binaries that these environment variables name:
+// Servers: the slipway binary (-bin) and other builds of it (-variant); nginx and
+// docker-registry if they are installed; and the binaries that these environment
+// variables name:
 //
 //	SLIPWAY_BENCH_ZOT            a zot binary
 //	SLIPWAY_BENCH_DISTRIBUTION   a Distribution 3 binary ("registry")
 //
-// Raw results go to a file of JSON lines (-out). The report, the pictures and the check can be made
-// again from it (-from). The exit status is 1 if something could not be measured that should have
-// been, or if -check finds a target missed.
+// Raw results go to a file of JSON lines (-out). The report, the pictures and the check
+// can be made again from it (-from). The exit status is 1 if something that should have
+// been measured could not be, or if -check finds a target missed.
 package registry
 
 import (
@@ -161,7 +162,8 @@ func (o *options) measure(ctx context.Context) (r *Results, good bool, err error
 
 // newScale returns the amounts of content, multiplied by a factor.
 func newScale(factor float64) Scale {
-	// The numbers are hundreds, because tags are stored and pages read by the hundred.
+	// The numbers are multiples of 100, because tags are stored, and pages are read, a
+	// hundred at a time.
 	n := func(full int) int { return max(2, int(float64(full)*factor/100)) * 100 }
 	return Scale{Images: n(300), MemImages: n(1500), Tags: n(1_000_000), Repos: n(100_000), StoreBlobs: [2]int{n(10_000), n(200_000)}, GarbageEach: 100}
 }

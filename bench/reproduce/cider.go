@@ -19,12 +19,12 @@ const (
 		"cores, 10 Gbit/s and a hard disk for Ceph. The clock ends when a task is done, and not at start-up."
 )
 
-// ciderEntries are those of Du et al.
+// ciderEntries returns the entries of Du et al.
 func ciderEntries() []Entry {
 	return []Entry{ciderFigure2(), ciderFigure6(), ciderFigure7(), ciderFigure8(), ciderFigure9(), ciderFigure10(), ciderFigure11()}
 }
 
-// ciderFigure2 is the share of the pull in a plain deployment.
+// ciderFigure2 returns the entry for the share of the pull in a plain deployment.
 func ciderFigure2() Entry {
 	return Entry{Paper: ciderPaper, Name: "Figure 2", Title: "pull and run of a plain deployment", Part: "cider-single", Source: ciderText,
 		Did:     "The 69 most popular images of Docker Hub, 347 MB on average: 12.3 s of a deployment of 13.4 s are the pull (92 %). The pull grows with the size, the run does not.",
@@ -66,7 +66,7 @@ func ciderFigure2() Entry {
 		}}
 }
 
-// ciderFigure6 is the time of the steps by concurrency.
+// ciderFigure6 returns the entry for the time of the steps by concurrency.
 func ciderFigure6() Entry {
 	e := Entry{Paper: ciderPaper, Name: "Figure 6", Title: "load, clone and map by how many run at once", Part: "cider-node10",
 		Source: ciderText + ": only the time of load, and that concurrent clones contend for Ceph's metadata",
@@ -106,7 +106,8 @@ func ciderFigure6() Entry {
 	return e
 }
 
-// reduction returns by what share the mean over the images of a way's times is below that of plain pulls.
+// reduction returns the share by which the mean of a way's times over the images is below
+// the mean of plain pulls.
 func reduction(list []cider.Deployment, way string, nodes, containers int) measure.Spread {
 	var plain, took []float64
 	for _, im := range imagesOf(list) {
@@ -122,7 +123,7 @@ func reduction(list []cider.Deployment, way string, nodes, containers int) measu
 	return one(1 - mean(took)/mean(plain))
 }
 
-// ciderFigure7 is one container.
+// ciderFigure7 returns the entry for one container.
 func ciderFigure7() Entry {
 	e := Entry{Paper: ciderPaper, Name: "Figure 7", Title: "deployment of one container by size of the image", Part: "cider-single", Source: ciderText, Differs: oneMachine,
 		Did: "Network mode takes 2.5 s, 82 % less than a plain pull, and local mode 85 % less, whatever the size.",
@@ -159,7 +160,7 @@ func ciderFigure7() Entry {
 	return e
 }
 
-// ciderFigure8 is several containers on one node.
+// ciderFigure8 returns the entry for several containers on one node.
 func ciderFigure8() Entry {
 	e := Entry{Paper: ciderPaper, Name: "Figure 8", Title: "containers at once on one node", Part: "cider-node10", Source: ciderText, Differs: oneMachine,
 		Did: "1 to 10 containers at once of nginx (109 MB), postgres (269 MB) and python (684 MB). Ten at once: network mode 52 % less than a plain pull, local mode 63 % less.",
@@ -181,7 +182,7 @@ func ciderFigure8() Entry {
 	return e
 }
 
-// ciderFigure9 is several nodes.
+// ciderFigure9 returns the entry for several nodes.
 func ciderFigure9() Entry {
 	e := Entry{Paper: ciderPaper, Name: "Figure 9", Title: "containers on several nodes", Part: "cider-nodes", Source: ciderText,
 		Did:     "1 to 10 nodes with 1 to 10 containers each. 100 containers: local mode below 5 s, 62 % less than a plain pull; network mode takes about twice as long.",
@@ -210,7 +211,7 @@ func ciderFigure9() Entry {
 	return e
 }
 
-// ciderFigure10 is the page cache.
+// ciderFigure10 returns the entry for the page cache.
 func ciderFigure10() Entry {
 	return Entry{Paper: ciderPaper, Name: "Figure 10", Title: "page cache of containers of one image", Part: "cider-pagecache", Source: ciderText + ": proportions",
 		Did:     "1 and 20 containers of python: in network mode the page cache grows in proportion, in local mode it equals that of Overlay2.",
@@ -244,7 +245,7 @@ func ciderFigure10() Entry {
 		}}
 }
 
-// ciderFigure11 is the throughput of applications.
+// ciderFigure11 returns the entry for the throughput of applications.
 func ciderFigure11() Entry {
 	e := Entry{Paper: ciderPaper, Name: "Figure 11", Title: "throughput of applications", Part: "cider-throughput", Source: ciderText + ": \"very close\", taken as a ratio of 1; the solver loses less than 0.3 %",
 		Did: "nginx under wrk, postgres under pgbench (TPC-B) and a solver in python, five minutes each, in local mode beside Overlay2.", Differs: oneMachine + " Ten seconds each, and ab takes the place of wrk."}
@@ -273,7 +274,7 @@ func ciderFigure11() Entry {
 	return e
 }
 
-// ways are the ways that are drawn.
+// ways returns the ways that are drawn.
 func ways() []struct{ name, title string } {
 	return []struct{ name, title string }{{ctrnode.Plain, "plain pull"}, {ctrnode.VolumeLocal, "local mode"}, {ctrnode.VolumeNetwork, "network mode"}}
 }

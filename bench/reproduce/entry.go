@@ -59,7 +59,7 @@ const usualTolerance = 0.1
 // Sense says which values are better than the published one.
 type Sense uint8
 
-// The senses.
+// These are the senses.
 const (
 	// Like is for values that describe something: there is no better.
 	Like Sense = iota
@@ -87,7 +87,7 @@ type Finding struct {
 // Verdict compares what was measured with what was published.
 type Verdict uint8
 
-// The verdicts.
+// These are the verdicts.
 const (
 	NotRun Verdict = iota
 	Reproduced
@@ -187,7 +187,7 @@ func (j *judged) count(v Verdict) (n int) {
 	return n
 }
 
-// one is the spread of a single value.
+// one returns the spread of a single value.
 func one(v float64) measure.Spread { return measure.SpreadOf([]float64{v}) }
 
 // exactly makes a claim of a single value.

@@ -23,7 +23,7 @@ const synthetic = "The published archive is not part of the project. The trace i
 	"zones). It was fitted to these values, so the comparison shows how well, and that the analysis computes them. " +
 	"`slipway trace analyze` does the same with the archive."
 
-// fast18Entries are those of Anwar et al.
+// fast18Entries returns the entries of Anwar et al.
 func fast18Entries() []Entry {
 	out := []Entry{}
 	for _, f := range []struct{ id, title, did string }{
@@ -63,7 +63,7 @@ func fast18Entries() []Entry {
 	return append(out, figure16(), figure17(), figure18())
 }
 
-// analysed is a table or figure that slipway trace analyze makes.
+// analysed returns the entry of a table or figure that slipway trace analyze makes.
 func analysed(id, title, did string) Entry {
 	e := Entry{Paper: fast18, Name: "Figure " + id, Title: title, Did: did, Differs: synthetic, Source: fromText, Part: partTraces}
 	if id == "table1" {
@@ -109,7 +109,7 @@ func claimOf(c analyze.Comparison) Claim {
 	if c.About {
 		claim.Within = 0.5
 	}
-	if c.About && claim.Low == 0 && claim.High == 0 { // "flat": no share of 0 is a tolerance
+	if c.About && claim.Low == 0 && claim.High == 0 { // "flat": 0 needs a tolerance that is not a share
 		claim.Low, claim.High = -flat, flat
 	}
 	return claim
@@ -130,7 +130,7 @@ type shape struct {
 	overF, underF string
 }
 
-// ratioOf makes a shape: the value of one figure divided by that of another is at least 1.
+// ratioOf makes a shape: the value of one figure is at least the value of another.
 func ratioOf(name, zone, figure, value, otherFigure, otherValue string) shape {
 	c := atLeast(name, chart.Number, 1, Like)
 	return shape{claim: c, over: zone + "/" + value, overF: figure, under: zone + "/" + otherValue, underF: otherFigure}
@@ -244,7 +244,7 @@ func valueOf(rep *analyze.Report, figure, name string) (float64, bool) {
 	return s.Min, s.N > 0
 }
 
-// figure16 is the latency of layers by where they are.
+// figure16 returns the entry for the latency of layers by where they are.
 func figure16() Entry {
 	const small, large = "layers below 1 MB, ", "very large layers, "
 	e := Entry{Paper: fast18, Name: "Figure 16", Title: "latency of layers by size and backend", Part: "fig16", Source: "the paper's text: means in seconds",
@@ -310,8 +310,8 @@ func figure16() Entry {
 	return e
 }
 
-// meanOf returns the mean latency of the bins from and up to, in milliseconds. The first bin is in
-// no object store.
+// meanOf returns the mean latency of the bins from index from up to, but not including,
+// index to, in milliseconds. The first bin is in no object store.
 func meanOf(p *tiers.Place, from, to int) float64 {
 	var sum float64
 	var n int
@@ -325,13 +325,13 @@ func meanOf(p *tiers.Place, from, to int) float64 {
 	return sum / float64(n)
 }
 
-// zones are the paper's names of its zones.
+// zones returns the paper's names of its zones.
 func zones() []string { return []string{"dal", "lon", "fra", "syd", "stg", "prs", "dev"} }
 
 // sampleZone is the name under which the real sample is simulated.
 const sampleZone = "dal, three real days"
 
-// figure17 is the hit ratio of two levels.
+// figure17 returns the entry for the hit ratio of two levels.
 func figure17() Entry {
 	e := Entry{Paper: fast18, Name: "Figure 17", Title: "hit ratio of a cache in memory and on SSD", Part: partCaches, Source: "the paper's text",
 		Did: "A cache at each of six servers (three in prs and dev), LRU: layers below 100 MB in memory, the others and what memory evicts on the SSD. " +
@@ -355,7 +355,7 @@ func figure17() Entry {
 	return e
 }
 
-// figure18 is Algorithm 1.
+// figure18 returns the entry for Algorithm 1.
 func figure18() Entry {
 	e := Entry{Paper: fast18, Name: "Figure 18", Title: "hits per prefetch of Algorithm 1", Part: partCaches, Source: "the paper's text: trends, and peaks of memory",
 		Did:     "Algorithm 1 with LMthresh and MLthresh of 1, 12 and 24 hours. A longer MLthresh raises the hits per prefetch strongly, a longer LMthresh hardly.",

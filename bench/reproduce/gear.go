@@ -17,12 +17,12 @@ const (
 	gearText  = "the paper's text"
 )
 
-// gearEntries are those of Fan et al.
+// gearEntries returns the entries of Fan et al.
 func gearEntries() []Entry {
 	return []Entry{gearTableI(), gearTableII(), gearFigure6(), gearFigure7(), gearFigure8(), gearFigure9(), gearFigure10(), gearFigure11a(), gearFigure11b()}
 }
 
-// categories are those of the paper, with what files save against layers.
+// categories returns the categories of the paper, with what files save against layers.
 func categories() []struct {
 	name   string
 	saving float64
@@ -33,7 +33,7 @@ func categories() []struct {
 	}{{"Web Component", 0.609}, {"Application Platform", 0.586}, {"Database", 0.522}, {"Others", 0.467}, {"Language", 0.328}, {"Linux Distro", 0.205}}
 }
 
-// gearTableI are the images.
+// gearTableI returns the entry for the images.
 func gearTableI() Entry {
 	return Entry{Paper: gearPaper, Name: "Table I", Title: "the images", Part: "gear-storage", Source: gearText,
 		Did:     "50 series of Docker Hub in six categories, the newest 20 versions each: 971 images, of which layers take 98 GB.",
@@ -84,7 +84,7 @@ func gearTableII() Entry {
 		}}
 }
 
-// gearFigure6 is the time of conversion.
+// gearFigure6 returns the entry for the time of conversion.
 func gearFigure6() Entry {
 	return Entry{Paper: gearPaper, Name: "Figure 6", Title: "conversion by size of the image", Part: "gear-convert", Source: gearText + "; only the mean and one series on an SSD are known",
 		Did:     "Each series was converted beside the registry, on a hard disk: 46 s on average, in proportion to the size. The series node took 105 s, and 36 s on an SSD.",
@@ -114,7 +114,7 @@ func gearFigure6() Entry {
 		}}
 }
 
-// gearFigure7 is the saving by category.
+// gearFigure7 returns the entry for the saving by category.
 func gearFigure7() Entry {
 	e := Entry{Paper: gearPaper, Name: "Figure 7", Title: "storage saved, by category", Part: "gear-storage", Source: gearText,
 		Did: "What files save against layers, each series by itself.", Differs: gearSet + "Categories have one to three series of 4 to 20 versions."}
@@ -137,7 +137,7 @@ func gearFigure7() Entry {
 	return e
 }
 
-// gearFigure8 is what a deployment moves.
+// gearFigure8 returns the entry for what a deployment moves.
 func gearFigure8() Entry {
 	return Entry{Paper: gearPaper, Name: "Figure 8", Title: "bytes moved by a deployment", Part: "gear-bytes", Source: gearText,
 		Did:     "Bytes that a deployment moves, as a share of Docker's: with an empty cache, and with what earlier versions of the series left.",
@@ -175,7 +175,7 @@ func rates() []rate {
 	return []rate{{904, 1000, 1.40, 1.64}, {100, 100, 1.92, 2.61}, {20, 20, 2.23, 3.45}, {5, 5, 2.95, 5.01}}
 }
 
-// gearFigure9 is the speed-up of a deployment.
+// gearFigure9 returns the entry for the speed-up of a deployment.
 func gearFigure9() Entry {
 	e := Entry{Paper: gearPaper, Name: "Figure 9", Title: "speed-up of a deployment by the link", Part: "gear-start", Source: gearText,
 		Did: "The time of a deployment until its task is done, of all images, over links of 904, 100, 20 and 5 Mbit/s. G' has an empty cache, and G what earlier " +
@@ -225,8 +225,9 @@ func gearFigure9() Entry {
 func coldAt(mbit int) string { return fmt.Sprintf("G' (empty cache), %d Mbit/s", mbit) }
 func warmAt(mbit int) string { return fmt.Sprintf("G (with a cache), %d Mbit/s", mbit) }
 
-// coldSpeedup returns the mean over the images of the plain pull's time divided by Slipway's, from
-// nothing, without an added round trip. It is 0 if nothing was measured.
+// coldSpeedup returns the mean speed-up over the images: the plain pull's time divided by
+// Slipway's time. Both start from nothing, without an added round trip. coldSpeedup
+// returns 0 if nothing was measured.
 func coldSpeedup(s *start.Start, mbit int) float64 {
 	times := map[string]map[string][]float64{}
 	for _, x := range s.Samples {
@@ -248,8 +249,8 @@ func coldSpeedup(s *start.Start, mbit int) float64 {
 	return mean(ratios)
 }
 
-// sequenceSpeedup is the same for versions in sequence, each on what those before it left. The first
-// version has nothing and does not count.
+// sequenceSpeedup is like coldSpeedup, for versions in sequence: each starts with what
+// earlier versions left on the node. The first version has nothing and does not count.
 func sequenceSpeedup(s *start.Sequence, mbit int) float64 {
 	var ratios []float64
 	for _, v := range s.Versions {
@@ -260,7 +261,7 @@ func sequenceSpeedup(s *start.Sequence, mbit int) float64 {
 	return mean(ratios)
 }
 
-// gearFigure10 is a series in sequence.
+// gearFigure10 returns the entry for a series in sequence.
 func gearFigure10() Entry {
 	const of = "tomcat, mean of the versions, "
 	e := Entry{Paper: gearPaper, Name: "Figure 10", Title: "20 versions of Tomcat in sequence", Part: "gear-sequence", Source: gearText + ": means; the time of each version is not in it",
@@ -311,7 +312,7 @@ func gearFigure10() Entry {
 	return e
 }
 
-// gearFigure11a is the throughput of services.
+// gearFigure11a returns the entry for the throughput of services.
 func gearFigure11a() Entry {
 	e := Entry{Paper: gearPaper, Name: "Figure 11a", Title: "throughput of long-running services", Part: "gear-local", Source: gearText + ": \"the same as Docker\", taken as a ratio of 1",
 		Did:     "Redis and Memcached under memtier (SET to GET 1 to 10), nginx and httpd under ab, beside Docker.",
@@ -337,7 +338,7 @@ func gearFigure11a() Entry {
 	return e
 }
 
-// gearFigure11b are cycles of containers.
+// gearFigure11b returns the entry for cycles of containers.
 func gearFigure11b() Entry {
 	return Entry{Paper: gearPaper, Name: "Figure 11b", Title: "100 cycles of launch, request and destroy", Part: "gear-cycles", Source: gearText + ": \"slightly faster, mainly the unmount\"",
 		Did:     "100 times: start a container of httpd, send it one request, destroy it; beside Docker.",

@@ -14,7 +14,7 @@ const (
 	ofLoadTest = "its documentation of the load test; the dashboards are pictures, and no curve was read off"
 )
 
-// ociregistryEntries are the results of the load test.
+// ociregistryEntries returns the entries for the results of the load test.
 func ociregistryEntries() []Entry {
 	const did = "1,500 images of five small blobs in ten batches; one puller more every minute up to ten, and down again. "
 	return []Entry{
@@ -60,7 +60,7 @@ func ociregistryEntries() []Entry {
 	}
 }
 
-// loadEntry is a ramp.
+// loadEntry returns the entry for a ramp of pullers.
 func loadEntry(name, title, did, mode string, published float64) Entry {
 	const atTen, ratio = "Slipway, ten pullers", "Slipway / Ociregistry on this machine, ten pullers"
 	return Entry{Paper: ociregistry, Name: name, Title: title, Did: did, Differs: twoMachines, Source: ofLoadTest, Part: "ociregistry",

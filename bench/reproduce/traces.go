@@ -87,8 +87,8 @@ const (
 	sampleIngress = 307 << 30
 )
 
-// memories are the sizes of memory in Figure 17, in per cent of the ingress. ssds are those of the
-// SSD, as multiples.
+// memories returns the sizes of memory in Figure 17, in per cent of the ingress. ssds
+// returns the sizes of the SSD, as multiples of these.
 func memories() []float64 { return []float64{2, 4, 6, 8, 10} }
 func ssds() []string      { return []string{"10x", "15x", "20x"} }
 

@@ -19,7 +19,7 @@ import (
 //go:embed page.html
 var pageHTML string
 
-// picture can be drawn.
+// picture is something that can be drawn.
 type picture interface {
 	SVG(o *chart.Options) string
 }
@@ -36,7 +36,7 @@ func slug(s string) string {
 	return strings.Join(words, "-")
 }
 
-// heading is the title of an entry in the report.
+// heading returns the title of an entry in the report.
 func (j *judged) heading() string { return j.Paper + ", " + j.Name + ": " + j.Title }
 
 // anchor returns the anchor of a heading, as the usual repository hosts make it.
@@ -55,7 +55,8 @@ func anchor(heading string) string {
 const (
 	// mostBars is how many values a picture of bars has at most. A longer table has no picture.
 	mostBars = 24
-	// wideRange is from which ratio of the largest to the smallest value on bars are logarithmic.
+	// wideRange is the ratio of the largest to the smallest value from which on bars are
+	// logarithmic.
 	wideRange = 50
 )
 
@@ -280,7 +281,8 @@ func (r *report) html(w io.Writer) error {
 	return t.Execute(w, data)
 }
 
-// writePictures writes the pictures into a directory, from which it removes those of an earlier report.
+// writePictures writes the pictures into a directory, from which it removes the pictures
+// of an earlier report.
 func (r *report) writePictures(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

@@ -405,8 +405,8 @@ func expected(series string) expectation {
 	return e
 }
 
-// estimate prints how long the scenario start will take with the chosen options, on a
-// machine like that on which the expectations were measured.
+// estimate prints how long the scenario start will take with the chosen options, if the
+// machine is like the one that the expectations come from.
 func (b *bench) estimate() error {
 	const (
 		aroundSec   = 3    // to start a node and to remove it

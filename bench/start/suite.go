@@ -155,7 +155,7 @@ func (o *options) links() ([]link, error) {
 	return out, nil
 }
 
-// rttOf returns the round trip that needs a proxy, or 0 if none does.
+// rttOf returns the round trip that needs a proxy, or 0 if no round trip needs one.
 func rttOf(links []link) int {
 	return slices.MaxFunc(links, func(a, b link) int { return a.rttMs - b.rttMs }).rttMs
 }

@@ -257,7 +257,7 @@ func hammer(ctx context.Context, s *hitServer, size int64, long time.Duration) (
 	return u.Server.Seconds() * 1e3 / float64(n), float64(n) * float64(size) / 1e6 / u.Elapsed.Seconds(), n, err
 }
 
-// ratios divides by round.
+// ratios divides the figures of two servers, round by round.
 func ratios(a, b []float64) []float64 {
 	var out []float64
 	for i := range min(len(a), len(b)) {

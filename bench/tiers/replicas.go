@@ -25,7 +25,8 @@ type Replicas struct {
 	Cases []ReplicasCase `json:"cases"`
 }
 
-// ReplicasCase is one way in which replicas share their caches, or do not. Figures are by round.
+// ReplicasCase is one way in which replicas share their caches or keep them separate.
+// Figures are by round.
 type ReplicasCase struct {
 	Name  string         `json:"name"`
 	One   ReplicasRounds `json:"one"`

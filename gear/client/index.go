@@ -65,7 +65,7 @@ func (c *Client) Layers(ctx context.Context, img *Image) ([]*gear.Index, error) 
 	out := make([]*gear.Index, len(img.Layers))
 	for i, l := range img.Layers {
 		if out[i] = known[l.Digest]; out[i] != nil {
-			continue // as for instructions that change nothing
+			continue // the same layer again, as instructions that change nothing make it
 		}
 		x, err := c.layer(ctx, img.Repo, l.Digest, img.DiffIDs[i], began)
 		if err != nil {

@@ -90,7 +90,7 @@ type Report struct {
 	index *gear.Index
 }
 
-// Index is the image's tree.
+// Index returns the image's tree.
 func (r *Report) Index() *gear.Index { return r.index }
 
 // LayerReport is a layer of a Report.
@@ -254,8 +254,9 @@ func (r *Report) CompareAll(others []Other) {
 	}
 }
 
-// CompareTags adds to the report what the image shares with the last most tags of its
-// repository. It leaves out tags of the same image, of its Gear form and of its original.
+// CompareTags adds to the report what the image shares with other images of its
+// repository. It takes the last tags of the repository, at most as many as the argument
+// most says. It leaves out tags of the same image, of its Gear form and of its original.
 // It reports as skipped the tags that have no image for the platform and the tags whose
 // images are not converted yet. It stops once it has skipped 2*most tags.
 func (c *Client) CompareTags(ctx context.Context, r *Report, img *Image, most int) error {

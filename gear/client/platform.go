@@ -32,8 +32,8 @@ func (s *Selection) takes(have oci.Platform) bool {
 
 // pick returns the position of the image for a platform in an index, or -1. If no image
 // is for the platform, pick takes the first one that does not name a platform, as
-// containerd does. If no platform was requested, an image for another platform that the
-// machine can run takes precedence over that.
+// containerd does. If no platform was requested, pick prefers an image for another
+// platform that the machine can run to an image that does not name a platform.
 func (s *Selection) pick(want oci.Platform, have []ocispec.Descriptor) int {
 	i := pick(want, have)
 	if older := want.Fallback(); i < 0 && !s.explicit() && older.OS != "" {

@@ -58,8 +58,8 @@ func (s *Source) Fetch(ctx context.Context, files []gear.File, deliver func(i in
 	for len(ask) > 0 {
 		var n int
 		var err error
-		// Without this limit, a path that damages the beginning of every stream would
-		// have all remaining files requested again after each file.
+		// Without this limit, a network path that damages the beginning of every stream
+		// would have all remaining files requested again after each file.
 		if wrongs <= streamTries {
 			n, err = s.stream(ctx, files, ask[:min(len(ask), info.Limits.Names)], deliver)
 		}
@@ -106,7 +106,7 @@ func (s *Source) Range(ctx context.Context, f gear.File, off, n int64, checked b
 	first, count := int(off/gear.ChunkSize), gear.ChunkCount(n)
 	body, err := s.c.reg.GearChunks(ctx, s.img.Repo, f.Name, first, count)
 	for _, code := range []oci.Code{oci.CodeDigestInvalid, oci.CodeNameUnknown, oci.CodeUnsupported} {
-		if oci.HasCode(err, code) { // a replica of an older version than the one that was asked
+		if oci.HasCode(err, code) { // another replica answered, whose version is older
 			return s.c.reg.GearFile(ctx, s.img.Repo, f.Name, off, n)
 		}
 	}
@@ -126,7 +126,7 @@ type chunkBody struct {
 	io.Closer
 }
 
-// brokenError is an error that a retry may not meet again.
+// brokenError is an error that may not occur again on a retry.
 type brokenError struct{ err error }
 
 func (e *brokenError) Error() string { return fmt.Sprintf("stream of files: %v", e.err) }

@@ -26,8 +26,8 @@ import (
 // commit is not part of this interface.
 type Sink interface {
 	// Missing reports for each name whether the sink wants the file, and claims the
-	// wanted names for this conversion. No name is asked twice, and the name of
-	// gear.Empty is never asked.
+	// wanted names for this conversion. No name is passed twice, and the name of
+	// gear.Empty is never passed.
 	Missing(ctx context.Context, names []gear.Name) ([]bool, error)
 	// Put hands over a file that is missing. Files come in the order in which they first
 	// appear in the layer. From here on the sink owns the content, even if Put fails. It
@@ -137,8 +137,8 @@ func (w Want) compare(sums rootfs.Sums, sum512 hash.Hash) error {
 	return nil
 }
 
-// countingReader counts the bytes of a layer as they are read, and hashes them if nothing
-// else does.
+// countingReader counts the bytes of a layer as they are read. It hashes them if nothing
+// else hashes them.
 type countingReader struct {
 	r   io.Reader
 	n   atomic.Int64
@@ -155,7 +155,7 @@ func (c *countingReader) Read(b []byte) (int, error) {
 }
 
 // A batch has the files that the sink is asked about in one call. The bounds of a batch
-// depend only on the layer, so that the questions are the same at any speed.
+// depend only on the layer, so that the sink gets the same calls at any speed.
 const (
 	askFiles = 256 // a round trip to a catalogue is short compared with the work for so many files
 	// askBlocks is the maximum number of blocks. It is small, so that bytes to be
@@ -378,7 +378,7 @@ func (c *converter) feed(ctx context.Context, b *batch) error {
 			return err
 		}
 		content := it.content
-		it.content = nil // the sink's
+		it.content = nil // the sink owns it now
 		if err := c.sink.Put(ctx, it.file, content); err != nil {
 			return fmt.Errorf("put file %x: %w", it.file.Name, err)
 		}

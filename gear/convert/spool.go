@@ -14,9 +14,9 @@ import (
 )
 
 // Contents are kept in blocks of one size that are reused. So the number of blocks bounds
-// the memory, and not the time at which the garbage collector runs. A block is as large
-// as a chunk. A file of at least that size begins at the start of a block, so that its
-// chunks are its blocks.
+// the memory, whenever the garbage collector runs. A block is as large as a chunk. A file
+// of at least that size begins at the start of a block, so that its chunks are its
+// blocks.
 const (
 	blockSize   = gear.ChunkSize
 	leastBlocks = 8
@@ -37,7 +37,7 @@ type spooler struct {
 	made   int
 	free   chan *block // holds all of them
 	dir    string
-	cur    *block // the block being filled; used bytes of it are full
+	cur    *block // the block being filled; its first used bytes are full
 	used   int
 	tick   func() // is called for every block read
 }

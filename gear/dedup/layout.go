@@ -75,7 +75,7 @@ func (s *Set) addLayout(ctx context.Context, l layout) error {
 	if err := json.Unmarshal(b, &index); err != nil {
 		return fmt.Errorf("read %s: %w", ocispec.ImageIndexFile, err)
 	}
-	seen := map[oci.Digest]bool{} // one image with two names is one image
+	seen := map[oci.Digest]bool{} // an image with two names counts once
 	for _, d := range index.Manifests {
 		if seen[d.Digest] {
 			continue

@@ -59,9 +59,9 @@ type Report struct {
 	Paths  Sizes `json:"paths"`
 	Unique Sizes `json:"unique"`
 
-	// Redundancy has the redundancy of what the images of a series need, for each series
-	// for which that is known. If there are several, the last element, "all", is for all
-	// of them.
+	// Redundancy says how much of what the images of a series need is redundant. It has
+	// an element for each series for which that is known. With several such series, the
+	// last element, "all", is for all of them.
 	Redundancy []Redundancy `json:"redundancy,omitempty"`
 	// UsedImages is the number of images in the set whose needs are known. UsedUnknown is
 	// the number of used paths that were not files of the image.

@@ -165,9 +165,9 @@ func splitPath(path string) (dir, base string) {
 	return "", path
 }
 
-// walk finds a path as a process whose root is the tree would. It follows symbolic links,
-// and the last one only if follow is set. With create it makes missing directories. It
-// returns nil for a path that does not exist.
+// walk finds a path in the way that a process finds it whose root is the tree. It follows
+// symbolic links, and the last one only if follow is set. If create is set, it makes
+// missing directories. It returns nil for a path that does not exist.
 func (t *tree) walk(path string, create, follow bool) *node {
 	const maxLinks = 40 // as Linux
 	at := []*node{t.root}

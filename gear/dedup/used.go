@@ -106,7 +106,7 @@ func parseUsed(raw map[string]json.RawMessage) ([]Used, error) {
 	return list, nil
 }
 
-// NoCategory is the category of the series that have none if other series have one.
+// NoCategory is the category of a series that has none, if other series have a category.
 const NoCategory = "(none)"
 
 // ReadCategories reads the category of each series from CSV lines "series,category". A

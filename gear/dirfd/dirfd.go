@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Open opens a file. Unlike the system call, it is not interrupted by signals, as it
-// would be on a file system in user space.
+// Open opens a file. Signals do not interrupt it, although they interrupt the system call
+// on a file system in user space.
 func Open(dir int, name string, flags int) (int, error) {
 	for {
 		fd, err := unix.Openat(dir, name, flags|unix.O_CLOEXEC, 0o600)

@@ -52,10 +52,9 @@ const (
 
 // Tree writes the tree of a flattened index, which has no whiteouts, into dir. It creates
 // dir, or dir must be empty. Content, modes, owners, times, extended attributes, hard
-// links and devices become those of the index. Content is verified, and fetched once
-// however many paths hold it. Long runs of zeros become holes. Directories that are
-// needed but not described are as in [Flatten]. A root that is not described is left as
-// it is.
+// links and devices are as in the index. Content is verified, and fetched once however
+// many paths hold it. Long runs of zeros become holes. Directories that are needed but
+// not described are as in [Flatten]. A root that is not described is left as it is.
 //
 // No name in the index leads out of dir, whatever symbolic links the tree holds. If the
 // export fails, dir is left incomplete, for inspection only. Devices, foreign owners and

@@ -122,7 +122,8 @@ const (
 type batchReader struct {
 	s     *Store
 	allow func(ctx context.Context, names []gear.Name) ([]bool, error)
-	// rest has the names that are not looked up yet. planned has names that are.
+	// rest has the names that are not looked up yet. planned has the names that were
+	// looked up.
 	rest    []gear.Name
 	planned []entry
 	// plans has two buffers that are used in turn, because a window may still be sent
@@ -261,7 +262,7 @@ func (it *entry) found(p place) {
 }
 
 // readAlong reads the contents that the window's buffer is to hold. A content that cannot
-// be read is left to be sent alone, which finds out why.
+// be read is later sent alone, and sending it finds out why it cannot be read.
 func (b *batchReader) readAlong(ctx context.Context, w *window, buf []byte) {
 	b.sortAlong(w.items)
 	for list := (alongside{w.items, b.along}); list.len() > 0; {
@@ -422,7 +423,7 @@ func (b *batchReader) readRange(ctx context.Context, pack gear.Name, end int64, 
 	for i := range list.len() {
 		it := list.at(i)
 		place := buf[it.pos : it.pos+int(it.at.stored)]
-		if it.at.off < off { // it was requested twice, so its bytes are those of the content before
+		if it.at.off < off { // it was requested twice, so it shares the bytes of the entry before
 			copy(place, buf[list.at(i-1).pos:])
 			continue
 		}
@@ -488,7 +489,8 @@ func (b *batchWriter) send(ctx context.Context, w *window) error {
 	return b.flush(nil)
 }
 
-// sendRun sends the contents from index i on that are along, as one record.
+// sendRun sends, as one record, the contents from index i on up to the first that is not
+// sent along.
 func (b *batchWriter) sendRun(w *window, i int) (n int, err error) {
 	items, held := w.items[i:], -1
 	for ; n < len(items) && items[n].how == along; n++ {

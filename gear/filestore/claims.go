@@ -70,7 +70,7 @@ func (c *claims) giveBack(w *Writer, names []gear.Name) {
 	}
 }
 
-// end ends all claims of w, and with pins also its pins.
+// end ends all claims of w. If pins is set, it also ends the pins of w.
 func (c *claims) end(w *Writer, pins bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -107,7 +107,8 @@ type Options struct {
 	// Proof reads packs from where they are stored and not from a cache; default: the
 	// store itself. Settling reads its packs back through it.
 	Proof *Store
-	// Guard keeps the packs sound; default: that of Proof, or one that makes no parity.
+	// Guard keeps the packs sound; default: the Guard of Proof, or else a Guard that
+	// makes no parity.
 	Guard *parity.Guard
 }
 
@@ -115,7 +116,7 @@ type Options struct {
 type Store struct {
 	cat   *catalog.Catalog
 	facts gearfacts.Files
-	// checks records damaged packs of which dropped layers consist.
+	// checks records damaged packs whose contents are needed to rebuild dropped layers.
 	checks gearfacts.Checks
 	objs   objstore.Store
 	opts   Options

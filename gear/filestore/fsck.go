@@ -38,11 +38,11 @@ type Problem struct {
 	Name string `json:",omitempty"`
 	// Orphan says that the object is not in the catalogue.
 	Orphan bool `json:",omitempty"`
-	// Needed says that a layer whose blob was dropped consists of the content, so that a
-	// repair leaves the content where it was.
+	// Needed says that the content is needed to rebuild a dropped layer, so that a repair
+	// leaves the content where it was.
 	Needed bool `json:",omitempty"`
-	// Awaited says that the content's bytes are lost, that a dropped layer consists of it,
-	// and that it is made again from another layer. Pack is empty.
+	// Awaited says that the content's bytes are lost, that a dropped layer needs the
+	// content, and that it is made again from another layer. Pack is empty.
 	Awaited bool `json:",omitempty"`
 	// Parity says that Pack is the name of a parity file.
 	Parity bool `json:",omitempty"`

@@ -13,8 +13,8 @@ import (
 //
 // Contents that were put one after the other have neighbouring slots, and lists of
 // contents are requested in the same order again and again. So the table first looks for
-// the next content behind the one found last, which takes a tenth of the time of a
-// look-up.
+// the next content in the slot behind the last content it found, which takes a tenth of
+// the time of a look-up.
 //
 // All methods may run concurrently.
 type placeTable struct {

@@ -49,8 +49,8 @@ func (s *Store) readBack(ctx context.Context, packs []gearfacts.NewPack) error {
 	return nil
 }
 
-// move replaces packs by new ones. If dropped layers consist of them, the new packs have
-// parity from the beginning.
+// move replaces packs by new ones. If dropped layers need their contents, the new packs
+// have parity from the beginning.
 func (s *Store) move(ctx context.Context, r gearfacts.Replacement, group []gearfacts.Pack) error {
 	r.Parity = s.guard.Files() > 0
 	if !r.Parity || len(r.Packs) == 0 {

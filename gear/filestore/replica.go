@@ -23,9 +23,9 @@ const (
 	leaseWriters = "gear-writers/"
 )
 
-// deletingFor is the duration of the right to delete objects of packs, as a multiple of
-// the lease. Only the first lease of that time is used for deleting. A request that is
-// under way then has the rest of the time to end.
+// deletingFor is how long the right to delete objects of packs lasts, as a multiple of
+// Options.Lease. Objects are deleted only during the first Options.Lease of that time. A
+// request that is under way then has the rest of the time to end.
 const deletingFor = 5
 
 // presence shows other processes that writers of this process are at work.
@@ -177,7 +177,7 @@ func (s *Store) deleteSome(ctx context.Context) (n int, err error) {
 			n++
 		}
 	}
-	if n > 0 { // this includes the packs before a failed one; otherwise nothing would ever get past that one
+	if n > 0 { // this includes the packs before a failed one; otherwise the same failure would stop every run
 		rest, stop := context.WithTimeout(context.WithoutCancel(ctx), s.opts.Lease)
 		defer stop()
 		err = errors.Join(err, s.facts.Forget(rest, packs[:n]...))

@@ -372,7 +372,7 @@ func (p *packed) Release() {}
 // ReadAt reads the whole content into b or, if the content is chunked, the chunk at off.
 func (p *packed) ReadAt(b []byte, off int64) (int, error) {
 	if p.file != nil {
-		f := *p.file // the table is shared; the other fields change when it is read
+		f := *p.file // the table is shared; reading changes the other fields
 		err := f.read(p.ctx, func() error {
 			return f.eachChunk(p.ctx, off, off+int64(len(b)), func(_ int, chunk []byte) error {
 				copy(b, chunk)

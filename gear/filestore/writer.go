@@ -205,7 +205,7 @@ func (w *Writer) Abort(ctx context.Context) {
 	w.ended = true
 	if !w.press.closed {
 		w.press.fail(errEnded)
-		_, _ = w.press.close() // the error is the one that fail recorded
+		_, _ = w.press.close() // the error is errEnded, which fail has recorded
 	}
 	if w.press.intended && !w.ok {
 		// The next Housekeep deletes objects that nothing names.

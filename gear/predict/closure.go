@@ -263,7 +263,7 @@ func (c *closure) runPath(f *elf.File, p string) []string {
 }
 
 // libDirs returns the directories of ld.so.conf and the default directories, including
-// those of Debian's architectures.
+// Debian's directories for architectures.
 func (c *closure) libDirs() []string {
 	var dirs []string
 	for _, e := range c.t.dirs()["etc/ld.so.conf.d"] {

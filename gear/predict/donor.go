@@ -151,7 +151,7 @@ func (t *Tree) sketch() []uint64 {
 	return slices.Clone(all[:min(len(all), sketchSize)])
 }
 
-// similarity returns an estimate of the share of two sets of paths that both have.
+// similarity returns an estimate of the share of paths that two sets have in common.
 func similarity(a, b []uint64) float64 {
 	union, both := 0, 0
 	for i, j := 0, 0; (i < len(a) || j < len(b)) && union < sketchSize; union++ {
@@ -173,7 +173,8 @@ func similarity(a, b []uint64) float64 {
 
 // Likest returns the donor that is most similar to an image, or nil if none is for its
 // platform. A donor with the same command is preferred, because another program opens
-// other files. Among equally similar donors, the one learnt last is chosen.
+// other files. Among equally similar donors, Likest chooses the donor that was learnt
+// last.
 func Likest(t *Tree, platform string, command []string, donors []*Donor) *Donor {
 	var best *Donor
 	var most float64

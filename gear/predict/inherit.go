@@ -3,7 +3,7 @@ package predict
 import "strings"
 
 // Inherit returns the files of a tree that correspond to the files that a donor opened,
-// in the donor's order. It does not add what these files load; [Complete] does.
+// in the donor's order. It does not add what these files load; [Complete] adds that.
 func Inherit(t *Tree, d *Donor) []File {
 	l := newList(t)
 	keys := t.keys()

@@ -56,7 +56,7 @@ func (o Origin) String() string {
 	return "unknown"
 }
 
-// Valid reports whether the origin is one of those above.
+// Valid reports whether the origin is known.
 func (o Origin) Valid() bool { return o.String() != "unknown" }
 
 // File is a file that is expected to be opened.

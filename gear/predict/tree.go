@@ -82,7 +82,7 @@ func (t *Tree) each(do func(i int, e *gear.Entry)) {
 	}
 }
 
-// group groups the entries that have a content by key, called with their paths.
+// group groups the entries that have a content by what key returns for their paths.
 func (t *Tree) group(key func(string) string) map[string][]int32 {
 	m := map[string][]int32{}
 	t.each(func(i int, e *gear.Entry) {

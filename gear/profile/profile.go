@@ -19,8 +19,9 @@ const (
 	// MaxReports is the number of reports at which all counts are halved when another
 	// report is merged. So a profile follows changes in how images are used.
 	MaxReports = 256
-	// leastCount is the count below which a file is forgotten: the count of one report
-	// that was halved more than twice, among at least MaxReports/2.
+	// leastCount is the count below which a file is forgotten. A file from a single
+	// report falls below it once the file's count was halved more than twice. The profile
+	// then has at least MaxReports/2 reports.
 	leastCount = 1.0 / 4
 )
 
@@ -68,7 +69,7 @@ func (p *Profile) Add(names []gear.Name) {
 }
 
 // AddSeen merges the report of a start that was only partly seen. A file that is not in
-// the profile's list counts as if one more whole report had had it. Files in the list do
+// the profile's list counts as if it were in one more whole report. Files in the list do
 // not count: the container had them before it opened them, so that nothing can be
 // concluded about them.
 func (p *Profile) AddSeen(names []gear.Name) {
@@ -96,8 +97,8 @@ func (p *Profile) AddSeen(names []gear.Name) {
 }
 
 // Order returns the files that at least a quarter of the reports had. The number of files
-// that only one report had is bounded by the number of the others. Otherwise one false
-// report among a few would be enough to have all nodes fetch the whole image.
+// that only one report had is bounded by the number of the other files. Otherwise one
+// false report among a few would be enough to have all nodes fetch the whole image.
 func (p *Profile) Order() []gear.Name {
 	names := p.sorted(func(a, b opened) int { return cmp.Compare(a.rank, b.rank) })
 	names = slices.DeleteFunc(names, func(n gear.Name) bool { return p.files[n].count*4 < p.reports })

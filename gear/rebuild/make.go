@@ -168,7 +168,7 @@ func (m *maker) segment(n int, endBit, endPlain int64) error {
 	data := m.encode(m.model, events, endPlain, math.MaxInt)
 	bits := endBit - first.Bit
 	if known && int64(len(data))*8 > bits/128 && m.again < maxAgain {
-		// The stream is not from that encoder, or no longer.
+		// The stream is not from that encoder, or the rest of it is not.
 		m.again++
 		if before := m.model; m.choose(events, endPlain) != before {
 			data = m.encode(m.model, events, endPlain, math.MaxInt)
@@ -208,8 +208,8 @@ func (m *maker) encode(model deflate.Model, events []*deflate.Event, endPlain in
 	return encodeSegment(m.work, s, from-m.member, m.horizons(off, from, end), events, limit)
 }
 
-// horizons returns the places between from and end at which the encoder had to finish
-// what it had.
+// horizons returns the places between from and end at which the encoder had to finish all
+// bytes that it had seen.
 func (m *maker) horizons(off, from, end int64) (places []int) {
 	last := from - 1
 	for _, e := range m.events {

@@ -10,8 +10,8 @@
 //
 // A [Recipe] consists of segments, which are rebuilt independently of each other. So
 // segments can be rebuilt in parallel. When a recipe is made, no prediction has to be
-// right. But what a recipe predicts must never change. Therefore the package depends on no
-// encoder that is linked with it, and its models never change.
+// right. But once a recipe exists, its predictions must never change. Therefore the
+// package depends on no encoder that is linked with it, and its models never change.
 //
 // Other packages decide which layers have recipes, and when a layer's own bytes are given
 // up.

@@ -11,8 +11,7 @@ import (
 
 const (
 	magic = "SLRECIP\x01"
-	// maxSegmentTarget is the maximum number of plain bytes that a segment has before the
-	// block that ends it.
+	// maxSegmentTarget bounds the plain bytes of a segment without its last block.
 	maxSegmentTarget = 4 << 20
 	maxSegmentPlain  = maxSegmentTarget + deflate.MaxPlain
 	maxSegmentBits   = 8 * (maxSegmentPlain + 4<<20)

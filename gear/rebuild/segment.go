@@ -43,7 +43,7 @@ type span struct {
 
 // models has the chances of everything that is coded in a segment.
 type models struct {
-	event            [4]symbols // by the one before
+	event            [4]symbols // indexed by the event before
 	inMember         chance
 	intoMember       *number
 	horizons, apart  *number
@@ -51,7 +51,7 @@ type models struct {
 	headerSize       *number
 	padded, knownSum chance
 
-	kind              [4]symbols // by the one before
+	kind              [4]symbols // indexed by the kind before
 	final             chance
 	stored, tokens    *number
 	chunks            *number
@@ -514,9 +514,9 @@ func (d *segmentDecoder) tokens(chunked bool) error {
 	return nil
 }
 
-// right returns how many tokens after the first n of a block are as guessed, at most.
-// The block has count tokens, and the next that differs is the one at miss; a negative
-// number says that there is no such limit.
+// right returns an upper bound on how many tokens after the first n of a block are as
+// guessed. The block has count tokens, and miss is the index of the next token that
+// differs. A negative number says that there is no such limit.
 func right(n, count, miss int) int {
 	right := deflate.MaxTokens - n
 	if count >= 0 {

@@ -25,7 +25,7 @@ const (
 	columns
 )
 
-// Bits of colForm.
+// These are bits of colForm.
 const (
 	formSum = 1 << iota // the checksum has an unusual form
 	formRaw             // the header is in colRaw

@@ -38,8 +38,9 @@ func (s *Store) often(n int, now time.Time) []oci.Digest {
 	return list
 }
 
-// bringBack makes layers objects again that clients pull often. Rebuilds for the check or
-// for a backup do not count alone: somebody must have pulled an image with the layer.
+// bringBack turns the layers that clients pull often into objects again. Rebuilds for the
+// check or for a backup do not count alone: somebody must have pulled an image with the
+// layer.
 func (k *Keeper) bringBack(ctx context.Context, rep *Report) error {
 	if k.p.BringBackAfter <= 0 {
 		return nil

@@ -107,7 +107,7 @@ func (f *flight) forget() {
 	f.cancel()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.done || f.err != nil { // else run closes it
+	if f.done || f.err != nil { // otherwise run closes it
 		f.file.Close()
 	}
 }
@@ -200,8 +200,8 @@ func (f *flight) state() (n int64, done bool, err error) {
 	return f.n, f.done, f.err
 }
 
-// await waits until bytes behind off are there, or with whole until the whole layer is
-// there and verified. It returns how far the layer may be read.
+// await waits until bytes behind off are there. If whole is set, it waits until the whole
+// layer is there and verified. It returns how far the layer may be read.
 func (f *flight) await(ctx context.Context, off int64, whole bool) (int64, error) {
 	for {
 		f.mu.Lock()
@@ -244,8 +244,8 @@ func (s *Store) open(ctx context.Context, key string, l *gearfacts.LayerRecipe, 
 	return o, nil
 }
 
-// Rebuilt returns a layer that was rebuilt from its recipe and verified, whatever its
-// object is.
+// Rebuilt returns a layer that was rebuilt from its recipe and verified, whatever the
+// state of its object is.
 func (s *Store) Rebuilt(ctx context.Context, l *gearfacts.LayerRecipe) (objstore.Object, error) {
 	f, err := s.acquire(l)
 	if err != nil {

@@ -29,7 +29,7 @@ type Policy struct {
 	// rebuilt once more and dropped.
 	Again time.Duration
 	// Repositories reports whether a repository may show a layer that is dropped; nil:
-	// all may.
+	// all repositories may.
 	Repositories func(repo string) bool
 	// LeastBytes is the size of the smallest layer that is dropped.
 	LeastBytes int64
@@ -41,11 +41,12 @@ type Policy struct {
 	// Share is how much of one processor the making and proving of recipes may take, in
 	// percent; 0 means all of it.
 	Share int
-	// BringBackAfter is how many rebuilds of a layer within a day make it an object again;
-	// 0: none do. All readers at once and for some time after share a rebuild.
+	// BringBackAfter is how many rebuilds of a layer within a day make it an object
+	// again; 0: no layer becomes an object again in this way. All readers at once and for
+	// some time after share a rebuild.
 	BringBackAfter int
-	// ScrubEvery is how often each pack of which dropped layers consist is read whole; 0:
-	// never.
+	// ScrubEvery is the time after which a pack that dropped layers need is read whole
+	// again; 0: never.
 	ScrubEvery time.Duration
 	// ScrubRate is how many bytes Scrub reads in a second; 0: as fast as it can.
 	ScrubRate int64

@@ -111,7 +111,7 @@ func planGroups(groups []gearfacts.ParityGroup, packs []gearfacts.Object, files 
 	}
 	var p plan
 	covered := map[gearfacts.Name]bool{}
-	partial := map[string]int64{} // by what is in it
+	partial := map[string]int64{} // the ID of a partial group, by the packs in it
 	for i := range groups {
 		g := &groups[i]
 		sound := !g.Broken && len(g.Files) == files && !slices.Contains(g.InUse, false)

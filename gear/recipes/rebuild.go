@@ -15,8 +15,8 @@ import (
 )
 
 // indexLimits bounds an index of a layer that this registry has converted. The limits are
-// wider than those of any conversion, because the current configuration must not prevent
-// a layer from being rebuilt.
+// wider than the limits of any conversion, because the current configuration must not
+// prevent a layer from being rebuilt.
 var indexLimits = gear.Limits{Entries: 64 << 20, Bytes: 16 << 30}
 
 // rebuildLayer writes a layer from its recipe and its files. It writes the last segment

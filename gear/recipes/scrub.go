@@ -16,7 +16,7 @@ type ScrubReport struct {
 	Packs int   `json:"packs"`
 	Bytes int64 `json:"bytes"`
 	// Damaged is the number of packs that are damaged, unreadable or missing. Repaired is
-	// the number of packs that were, and were made again from their parity.
+	// the number of packs that had such a fault and were made again from their parity.
 	Damaged  int `json:"damaged"`
 	Repaired int `json:"repaired"`
 }
@@ -24,9 +24,10 @@ type ScrubReport struct {
 // scrubPage is how many packs are looked up at a time.
 const scrubPage = 16
 
-// Scrub reads the packs of which dropped layers consist, and compares them with their
-// digests. It reads packs that were not read for Policy.ScrubEvery, and damaged packs. The
-// catalogue remembers each pack, so a scrub that was interrupted goes on where it was.
+// Scrub reads the packs that are needed to rebuild dropped layers, and compares them with
+// their digests. It reads packs that were not read for Policy.ScrubEvery, and damaged
+// packs. The catalogue remembers each pack, so a scrub that was interrupted goes on where
+// it was.
 func (k *Keeper) Scrub(ctx context.Context) (rep ScrubReport, err error) {
 	if k.p.ScrubEvery <= 0 {
 		return rep, nil

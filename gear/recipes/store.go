@@ -170,8 +170,8 @@ func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
 	return infoOf(key, &l), s.broken(ctx, &l)
 }
 
-// broken returns objstore.ErrCorrupt for a dropped layer that cannot be rebuilt, as far as
-// is known without rebuilding it. So a client that pushes the layer is asked for its
+// broken returns objstore.ErrCorrupt for a dropped layer that cannot be rebuilt, as far
+// as is known without rebuilding it. So a client that pushes the layer has to send its
 // bytes. A pack that was found damaged may be made again meanwhile.
 func (s *Store) broken(ctx context.Context, l *gearfacts.LayerRecipe) error {
 	packs, lost, err := gearfacts.NewRecipes(s.cat.DB).Broken(ctx, l.Digest)

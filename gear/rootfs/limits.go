@@ -7,9 +7,9 @@ import (
 
 // Options bounds what one layer may cost. The zero value means the defaults, and so does
 // a field that is zero or less. The tags are the names of the fields in the configuration
-// of a registry and in [LimitError]. Some bounds are fixed: those of archive/tar, 1 MiB
-// for a PAX header, a GNU long name and the map of a sparse file, and those of
-// [CleanPath].
+// of a registry and in [LimitError]. Some bounds are fixed: what archive/tar limits (a
+// PAX header, a GNU long name and the map of a sparse file have at most 1 MiB), and what
+// [CleanPath] limits.
 type Options struct {
 	// MaxEntries is the maximum number of members of a layer, including ignored ones.
 	// Default 1,000,000.

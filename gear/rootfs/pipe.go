@@ -19,7 +19,7 @@ import (
 // These are the sizes of the buffers of one Reader: 5.5 MiB if the layer is larger than
 // that. The buffers are large because each hand-over may have to wake a thread; on two
 // cores that cost a tenth of the time with buffers of 256 KiB. The first buffers are
-// small because many layers are.
+// small because many layers are small.
 const (
 	outSize, outCount = 1 << 20, 4   // uncompressed
 	inSize, inCount   = 512 << 10, 3 // compressed

@@ -362,7 +362,7 @@ type Content struct {
 	small  []byte          // the whole content, if it is small
 }
 
-// Name is the content's SHA-256.
+// Name returns the content's SHA-256.
 func (c *Content) Name() gear.Name { return c.name }
 
 // DiffID returns the SHA-256 of the uncompressed layer of an index.
@@ -412,9 +412,9 @@ func parseName(s string) (n gear.Name, err error) {
 }
 
 // These constants bound the cache of access rights. What a repository may read changes if
-// something is deleted, which clears the cache, or collected, which only time limits. The
-// time is short if other processes delete, too, because this process does not notice
-// that.
+// something is deleted or collected. A deletion clears the cache. After a collection,
+// only the age of the cache bounds how long it is wrong. The time is short if other
+// processes delete, too, because this process does not notice their deletions.
 const (
 	seenEntries = 32 << 10
 	seenFor     = 30 * time.Second
@@ -487,7 +487,8 @@ func (v *visible) init(clock func() time.Time, shared bool) {
 }
 
 // has sets an element of out for each name that a repository is known to be allowed to
-// read. It returns for how many names that is not known. out is as long as names.
+// read. It returns the number of names for which that is not known. out is as long as
+// names.
 func (v *visible) has(repo string, names []gear.Name, out []bool) (unknown int) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
@@ -524,7 +525,7 @@ func (v *visible) add(repo string, names []gear.Name, may []bool, epoch uint64) 
 	if v.changes != epoch {
 		return
 	}
-	if now := v.clock(); now.Sub(v.turn) > v.lasts { // entries in now may be too old, too
+	if now := v.clock(); now.Sub(v.turn) > v.lasts { // the entries of v.now may be too old, too
 		v.now, v.old, v.turn = seen{}, seen{}, now
 	}
 	for i := range names {

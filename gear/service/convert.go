@@ -102,8 +102,8 @@ func (s *Service) followUpload(f *follower, c *conversion, behind func() bool) {
 	s.wake() // the queue may have the layer
 }
 
-// isLayer reports whether the first bytes of a blob may be those of a layer: gzip, zstd
-// or tar. zstd may begin with a skippable frame, as pzstd writes it.
+// isLayer reports whether a blob may be a layer by its first bytes: gzip, zstd or tar.
+// zstd may begin with a skippable frame, as pzstd writes it.
 func isLayer(head []byte) bool {
 	const ustarAt = 257
 	return bytes.HasPrefix(head, []byte{0x1f, 0x8b}) || bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}) ||
@@ -112,8 +112,9 @@ func isLayer(head []byte) bool {
 }
 
 // convert converts the layer that body reads and records the outcome. It calls done when
-// the layer was read; done returns the blob that it is. Once behind returns true, if
-// behind is not nil, no more files are stored. Errors: errEarly if that happened.
+// the layer was read. done returns the digest and the size of the layer's blob. Once
+// behind returns true, if behind is not nil, no more files are stored. Errors: errEarly
+// if that happened.
 func (s *Service) convert(ctx context.Context, body io.Reader, want convert.Want, c *conversion, behind func() bool,
 	done func() (oci.Digest, int64, error)) error {
 	began := s.opts.Clock()
@@ -145,7 +146,7 @@ func (s *Service) convert(ctx context.Context, body io.Reader, want convert.Want
 		return s.announce(d, out)
 	}
 	if holdsIndex(out.Index) {
-		w.Abort(ctx) // a node needs the index in it, and not a file that holds the index
+		w.Abort(ctx) // a node needs the index that the layer holds, and not a file that holds the index
 		return s.takeIndex(ctx, d, out.Sums.DiffID)
 	}
 	if err := commitIndex(ctx, w, out.Index, gearfacts.Layer{Digest: d, Bytes: total(out.Index), DiffID: out.Sums.DiffID}); err != nil {

@@ -28,7 +28,8 @@ const (
 	// earlyFor is how long after a push a queued layer gets its index before its files.
 	// Later, both come at the same time, which costs less.
 	earlyFor = 10 * time.Second
-	// earlySize is the minimum size in bytes of a layer for which that is worthwhile.
+	// earlySize is the minimum size in bytes of a layer whose index is published before
+	// its files.
 	earlySize = 4 << 20
 	// The files of such layers are stored when no index was published for earlyPause and
 	// none is being made, because other layers of the image are likely to follow. They

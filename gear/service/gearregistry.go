@@ -120,8 +120,8 @@ type Service struct {
 	// queued wakes the workers.
 	queued chan struct{}
 	// mounts bounds how many mounts wait for a conversion. Gear images are converted in a
-	// moment. A mount that finds no place is granted when its manifest is pushed, or not
-	// at all.
+	// moment. If too many mounts wait already, a mount does not wait: it is granted when
+	// its manifest is pushed, or not at all.
 	mounts chan struct{}
 
 	mu sync.Mutex

@@ -65,9 +65,9 @@ func (s *Service) takeIndex(ctx context.Context, d oci.Digest, diffID [32]byte) 
 }
 
 // grantees returns the repositories that show the layer of a Gear image and may read all
-// of its files. later is an awaitsError if other repositories may become able to once
-// layers that they push are converted. That happens because a client can make a Gear
-// image from indexes that are published before the files are stored.
+// of its files. later is an awaitsError if other repositories may become able to read
+// them once layers that they push are converted. That happens because a client can make a
+// Gear image from indexes that are published before the files are stored.
 func (s *Service) grantees(ctx context.Context, d oci.Digest, names []gear.Name) (granted []string, later, err error) {
 	repos, err := s.facts.Repositories(ctx, d)
 	if err != nil {

@@ -84,7 +84,7 @@ func (s *Service) pushed(ctx context.Context, e registry.Event) {
 	}
 }
 
-// here returns those layers that a repository shows.
+// here returns which of the layers a repository shows.
 func (s *Service) here(ctx context.Context, repo string, layers []oci.Digest) ([]oci.Digest, error) {
 	linked, err := s.cat.Linked(ctx, repo, layers)
 	return slices.DeleteFunc(layers, func(d oci.Digest) bool { return !linked[d] }), err

@@ -94,8 +94,8 @@ func (s *Service) activeNow() []Active {
 	return out
 }
 
-// QueueAll queues all layers of images that have no index, and with again also the layers
-// whose conversion has failed. It returns how many there are.
+// QueueAll queues all layers of images that have no index, and if again is set, also the
+// layers whose conversion has failed. It returns how many there are.
 func (s *Service) QueueAll(ctx context.Context, again bool) (n int, err error) {
 	for after := int64(0); ; {
 		rows, err := repair.New(s.cat.DB).ManifestRows(ctx, after, 256)

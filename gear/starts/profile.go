@@ -16,8 +16,9 @@ func (b *Book) Profile(ctx context.Context, repo string, manifest oci.Digest) ([
 	return b.profileOf(ctx, repo, manifest, true)
 }
 
-// LookProfile is like Profile, for callers that only look. It leaves out files that are still
-// being stored. It neither waits for them nor has them stored sooner.
+// LookProfile is like Profile, for callers that only look. It leaves out files that are
+// still being stored. It does not wait for these files, and does not make anybody store
+// them sooner.
 func (b *Book) LookProfile(ctx context.Context, repo string, manifest oci.Digest) ([]gear.Name, error) {
 	return b.profileOf(ctx, repo, manifest, false)
 }

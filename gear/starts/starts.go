@@ -3,9 +3,9 @@
 // repository, from the program that the image starts, and from what images with the same
 // contents opened.
 //
-// Packages profile and predict have the rules. This package has what they work on, and
-// decides who may learn from whom: nothing is told about a file that the repository may not
-// read.
+// Packages profile and predict have the rules. This package has the data that they work
+// on, and decides who may learn from whom: a repository learns nothing about a file that
+// it may not read.
 package starts
 
 import (

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// maxBallots is how many donors vote: the ones that were learnt last. ballotsFor is
-	// how long they are not read again.
+	// maxBallots is how many donors vote: the donors that were learnt last. ballotsFor is
+	// how long their ballots are not read again.
 	maxBallots = 1000
 	ballotsFor = 5 * time.Minute
 	// leastOwners is how many owners must have opened a content before that counts for
@@ -25,8 +25,8 @@ const (
 	// program opens says little about another program: with one vote, an image of the
 	// corpus fetched 5.5 MB in vain.
 	leastVotes = 2
-	// leastShare is the share of the repositories that must have opened a content, among
-	// those that have it and were started.
+	// leastShare concerns the repositories that have a content and whose images were
+	// started: it is the share of them that must have opened the content.
 	leastShare = 0.8
 	// maxAsked is the number of contents whose holders are looked up. maxHolders is how many
 	// holders of each are considered.
@@ -74,8 +74,9 @@ func (b *Book) readBallots(ctx context.Context) (*ballots, error) {
 	return v, nil
 }
 
-// voted returns the contents of an image that images of other repositories opened
-// wherever they had them. They are in about the order in which those images opened them.
+// voted returns the contents of an image that enough images of other repositories opened,
+// among the images that have the content. The contents are in about the order in which
+// those images opened them.
 func (b *Book) voted(ctx context.Context, repo string, img *start) ([]gear.Name, error) {
 	b.ballots.mu.Lock()
 	defer b.ballots.mu.Unlock()

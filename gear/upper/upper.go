@@ -134,9 +134,10 @@ func checkTrusted(up *os.File) error {
 	return nil
 }
 
-// directory writes the directory path and what changed in it. Files are read in the directory in.
-// up describes them: it is the same directory, or the upper directory if in is the merged one, or
-// nil if everything in in is new to the layers below.
+// directory writes the directory path and what changed in it. Files are read in the
+// directory in. up describes them: it is the same directory, or the upper directory if in
+// is the merged one, or nil if the layers below have nothing of what is in the directory
+// in.
 func (u *upperReader) directory(ctx context.Context, up, in *os.File, path string) error {
 	var marks upperMarks
 	if up != nil {
@@ -325,7 +326,7 @@ func (u *upperReader) marker(path string) error {
 	return nil
 }
 
-// header writes the header of an entry, after more has added to it.
+// header writes the header of an entry. The function more may add to the header first.
 func (u *upperReader) header(kind byte, path string, st *unix.Stat_t, attrs []rootfs.Xattr, more func(*tar.Header)) error {
 	h := &tar.Header{
 		Format:   tar.FormatPAX,

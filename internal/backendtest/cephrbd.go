@@ -73,7 +73,8 @@ func (c *Ceph) StartOSD(t testing.TB) {
 }
 
 // HoldCommits keeps the OSD from writing to its disk until release is called. Requests of
-// clients arrive, and are not completed. It stops the one thread of the OSD that commits.
+// clients arrive, and are not completed. It stops the thread of the OSD that commits;
+// there is only one.
 func (c *Ceph) HoldCommits(t testing.TB) (release func()) {
 	t.Helper()
 	tid := thread(t, c.OSD.Pid(), "bstore_kv_sync")

@@ -204,14 +204,16 @@ func statOf(pid int) (state string, parent int) {
 	return fields[0], parent
 }
 
-// isPostgres reports whether a process is one of a running server, and not another that
-// has got its number. A process that was just forked looks like its parent.
+// isPostgres reports whether a process belongs to a running server, and is not another
+// program whose process got the same number. A process that was just forked looks like
+// its parent.
 func isPostgres(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	return err == nil && strings.Contains(string(b), "postgres")
 }
 
-// hasCommand reports whether a process runs a program. One that is ending does not.
+// hasCommand reports whether a process runs a program. A process that is ending runs
+// none.
 func hasCommand(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	return err == nil && len(b) > 0
@@ -264,7 +266,7 @@ func (s *PostgresServer) Restart() {
 // DSN returns the connection string of a database.
 func (s *PostgresServer) DSN(database string) string { return postgresDSN(s.Addr, database) }
 
-// DSNThrough is like DSN for another address, such as that of a proxy, or for several
+// DSNThrough is like DSN, for another address, such as a proxy's, or for several
 // addresses, separated by commas.
 func (s *PostgresServer) DSNThrough(addr, database string) string { return postgresDSN(addr, database) }
 

@@ -101,7 +101,7 @@ func (b *Bars) label(r Row, i int) string {
 // values returns the values that the axis must hold.
 func (b *Bars) values() []float64 {
 	var out []float64
-	if b.X.Log { // or the shortest bar would have no length
+	if b.X.Log { // otherwise the shortest bar would have no length
 		out = append(out, 0)
 	}
 	for _, r := range b.Rows {

@@ -38,7 +38,7 @@ func (o *Options) inline() bool { return o != nil && o.Inline }
 // Unit is what an axis counts. It decides how its numbers are written.
 type Unit uint8
 
-// The units.
+// These are the units.
 const (
 	// Number is a plain number.
 	Number Unit = iota
@@ -63,7 +63,7 @@ type Axis struct {
 	Full bool
 }
 
-// Sizes in pixels.
+// These are sizes in pixels.
 const (
 	fontSize   = 12
 	titleSize  = 15

@@ -8,8 +8,8 @@ type Columns struct {
 	Title string
 	// Desc describes the picture to people who cannot see it.
 	Desc string
-	// XTitle says what the names of a single group's columns are, or what the columns of
-	// each group are.
+	// XTitle says what the names below the columns stand for. With several groups, it
+	// says what the columns of each group stand for.
 	XTitle string
 	Y      Axis
 	Groups []Group
@@ -19,7 +19,8 @@ type Columns struct {
 type Group struct {
 	// Name stands below the group if there are several.
 	Name string
-	// Names of the columns; they stand below them if there is one group.
+	// Names has the names of the columns. They stand below the columns if there is only
+	// one group.
 	Names  []string
 	Values []float64
 }

@@ -45,7 +45,7 @@ func newScale(a Axis, values []float64, fit int) scale {
 			least = 0
 		}
 	}
-	if least > most { // nothing
+	if least > most { // there are no values
 		least, most = 0, 1
 		if a.Log {
 			least = 0.1

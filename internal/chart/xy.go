@@ -8,7 +8,7 @@ import (
 // Mark is how a series is drawn.
 type Mark uint8
 
-// The marks.
+// These are the marks.
 const (
 	// Line joins the points.
 	Line Mark = iota

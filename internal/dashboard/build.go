@@ -2,7 +2,7 @@ package dashboard
 
 import "strings"
 
-// Jobs of deploy/prometheus/prometheus.yml.
+// These are the jobs of deploy/prometheus/prometheus.yml.
 const (
 	serverJob = "slipway"
 	agentJob  = "slipway-agent"
@@ -19,7 +19,7 @@ var selectors = strings.NewReplacer(
 	"@replay", `job="`+replayJob+`",instance=~"$instance"`,
 )
 
-// Grafana's names of units.
+// These are Grafana's names of units.
 const (
 	perSecond   = "ops"
 	bytesPerSec = "Bps"
@@ -29,7 +29,7 @@ const (
 	plain       = "short"
 )
 
-// Sizes of panels in the grid.
+// These are the sizes of panels in the grid.
 const (
 	gridWidth  = 24
 	rowHeight  = 1
@@ -43,7 +43,8 @@ var prometheus = &Datasource{Type: "prometheus", UID: "${datasource}"}
 // builder places panels from left to right, line by line.
 type builder struct {
 	b *Board
-	// x and y are where the next panel goes, height is that of the line's panels.
+	// x and y are where the next panel goes. height is the height of the panels in the
+	// line.
 	x, y, height int
 }
 
@@ -58,7 +59,7 @@ func newBoard(uid, title, description string, variables ...Variable) *builder {
 	}}
 }
 
-// choice returns a variable whose values are those of a metric's label.
+// choice returns a variable whose values are the values of a metric's label.
 func choice(name, label, metric, of string) Variable {
 	return Variable{Name: name, Label: label, Type: "query", Datasource: prometheus, Refresh: 2, Sort: 1, Multi: true, IncludeAll: true, AllValue: ".*",
 		Query:   VariableQuery{Query: "label_values(" + selectors.Replace(metric) + ", " + of + ")", RefID: name},

@@ -12,14 +12,14 @@ func cacheBoard() *Board {
 	return l.done()
 }
 
-// hitShare is the share of the requests that a tier answered, among those that reached it.
+// hitShare returns which share of the requests that reached a tier was answered by it.
 func hitShare(tier string) string {
 	hits := rate(`slipway_cache_tier_hits_total{@server,tier="` + tier + `"}`)
 	return over(hits, "("+hits+" + "+rate(`slipway_cache_tier_misses_total{@server,tier="`+tier+`"}`)+")")
 }
 
-// allHits is the part of all requests that a tier answered: a request that RAM does not
-// answer is counted once more on the SSD.
+// allHits returns the part of all requests that a tier answered: a request that RAM does
+// not answer is counted once more on the SSD.
 func allHits() string {
 	hits := rate("slipway_cache_tier_hits_total{@server}")
 	return over(hits, "("+hits+" + "+rate(`slipway_cache_tier_misses_total{@server,tier="ssd"}`)+")")

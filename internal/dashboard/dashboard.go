@@ -26,7 +26,7 @@ func Boards() []*Board {
 	return []*Board{serverBoard(), cacheBoard(), mirrorBoard(), gearBoard(), volumesBoard(), replayBoard()}
 }
 
-// File is the name of the board's file.
+// File returns the name of the board's file.
 func (b *Board) File() string { return b.UID + ".json" }
 
 // JSON returns the content of the board's file.

@@ -12,8 +12,9 @@ func mirrorBoard() *Board {
 	return l.done()
 }
 
-// proxied is a sum of the requests for mirrored content with some results. The results hit and
-// stale are cached; together with miss they are all requests that were answered with content.
+// proxied returns a sum of the requests for mirrored content with some results. The
+// results hit and stale are cached; together with miss they are all requests that were
+// answered with content.
 func proxied(results string, by ...string) string {
 	return rate(`registry_proxy_requests_total{@mirror,result=~"`+results+`"}`, by...)
 }

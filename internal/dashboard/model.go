@@ -54,8 +54,8 @@ type Variable struct {
 	Current    *VariableValue `json:"current,omitempty"`
 }
 
-// VariableQuery is where the values of a variable come from: the plugin's name for one
-// of type datasource, else an expression with label_values.
+// VariableQuery is where the values of a variable come from: for a variable of type
+// datasource it is the plugin's name, and for any other an expression with label_values.
 type VariableQuery struct {
 	Query string `json:"query"`
 	RefID string `json:"refId,omitempty"`
@@ -130,7 +130,7 @@ type Stacking struct {
 	Group string `json:"group"`
 }
 
-// Options are those of a graph (legend, tooltip) or a number (the others).
+// Options are the options of a graph (legend, tooltip) or of a number (the others).
 type Options struct {
 	Legend        *Legend        `json:"legend,omitempty"`
 	Tooltip       *Tooltip       `json:"tooltip,omitempty"`
@@ -139,20 +139,20 @@ type Options struct {
 	GraphMode     string         `json:"graphMode,omitempty"`
 }
 
-// Legend of a graph.
+// Legend is the legend of a graph.
 type Legend struct {
 	DisplayMode string   `json:"displayMode"`
 	Placement   string   `json:"placement"`
 	Calcs       []string `json:"calcs"`
 }
 
-// Tooltip of a graph.
+// Tooltip is the tooltip of a graph.
 type Tooltip struct {
 	Mode string `json:"mode"`
 	Sort string `json:"sort"`
 }
 
-// ReduceOptions say which value of a series a number is.
+// ReduceOptions say which value of a series a panel with a number shows.
 type ReduceOptions struct {
 	Calcs  []string `json:"calcs"`
 	Fields string   `json:"fields"`

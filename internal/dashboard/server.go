@@ -79,7 +79,7 @@ func serverStorage(l *builder) {
 		query{rate("slipway_cache_ram_evictions_total{@server}"), "evictions"})
 }
 
-// serverProcess is Go's runtime and what the kernel says of the process.
+// serverProcess adds panels about Go's runtime and what the kernel says of the process.
 func serverProcess(l *builder) {
 	l.row("Process and Go runtime")
 	l.graph("CPU", "Cores in use", plain,

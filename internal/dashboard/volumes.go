@@ -30,7 +30,7 @@ func nodeVolumes(l *builder) {
 		query{rate("slipway_agent_volume_failed_total{@agent}", "instance"), "{{instance}}"})
 }
 
-// volumeBuilds is 0 where a registry builds none.
+// volumeBuilds adds panels about builds. They show 0 if a registry builds nothing.
 func volumeBuilds(l *builder) {
 	l.row("Builds at the registry")
 	l.graph("Images built", "And attempts that failed", perSecond,

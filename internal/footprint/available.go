@@ -32,9 +32,10 @@ func GoLimit() int64 {
 }
 
 // cgroupMemory returns the least memory limit, in bytes, of the control groups that this
-// process is in: its own group and those above it, of version 1 or 2. root is where the
-// file system begins. In a container, the process may see the host's path of its group.
-// Then only the last part of that path can be read, which is the container's own group.
+// process is in: its own group and the groups above it, of version 1 or 2. root is where
+// the file system begins. In a container, the process may see the host's path of its
+// group. Then only the last part of that path can be read, which is the container's own
+// group.
 func cgroupMemory(root string) int64 {
 	least := int64(math.MaxInt64)
 	list, err := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))

@@ -267,8 +267,8 @@ func (m *Manifests) GetLayer(now time.Time, client uint64, k Key) (hit bool, pla
 // large layers of the manifest that the client was given.
 func (m *Manifests) GetConfig(now time.Time, client uint64) Plan { return m.pulls(now, client, Key{}) }
 
-// pulls notes that a client does pull the image of the manifest that it was given. The
-// client asks for the layer asked itself.
+// pulls notes that a client, after it was given a manifest, really pulls the image. It
+// does not plan the layer asked, because the client requests that layer itself.
 func (m *Manifests) pulls(now time.Time, client uint64, asked Key) Plan {
 	plan := m.Advance(now)
 	w := m.waiting[client]

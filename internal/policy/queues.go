@@ -196,8 +196,8 @@ const (
 	twoQIn
 )
 
-// SetLimit implements [Policy]. The shares are those of the paper: a quarter of the room
-// for the queue, and remembered keys for half of the room's bytes.
+// SetLimit implements [Policy]. The shares are taken from the paper: a quarter of the
+// room for the queue, and remembered keys for half of the room's bytes.
 func (p *TwoQ) SetLimit(limit int64) {
 	p.inRoom = limit / 4
 	p.out.limit = limit / 2

@@ -25,7 +25,7 @@ type Page struct {
 	Title string
 	// Facts stand below the title.
 	Facts []string
-	// Lists come before the pictures, and Text after the first of them, as it stands.
+	// Lists come before the pictures. Text comes after the first list, as it stands.
 	Lists  []List
 	Text   string
 	Charts []Figure
@@ -63,13 +63,13 @@ type Figure struct {
 	Half         bool
 }
 
-// Picture can be drawn; those of package chart can.
+// Picture is something that can be drawn, such as the pictures of package chart.
 type Picture interface {
 	SVG(*chart.Options) string
 }
 
-// Widths of pictures in pixels: of one beside another on a screen of 1280, and of one on
-// a telephone.
+// These are widths of pictures in pixels: of a picture beside another one on a screen of
+// 1280, and of a picture on a telephone.
 const (
 	halfWidth   = 550
 	narrowWidth = 330

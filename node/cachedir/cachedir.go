@@ -191,9 +191,9 @@ func (o *Options) withDefaults() (Options, error) {
 }
 
 // Open opens a cache directory and creates it if necessary. It lists the files but does
-// not read them, except for files that a power cut may have damaged: those published
-// after the last checkpoint of an earlier run of the kernel, and those that somebody has
-// written to. It hashes these files and removes those that do not match their names. It
+// not read them, except for files that a power cut may have damaged: files published
+// after the last checkpoint of an earlier run of the kernel, and files that somebody has
+// written to. It hashes these files, and removes a file that does not match its name. It
 // removes incompletely written files, and keeps partial files. Errors: ErrInUse.
 func Open(dir string, o *Options) (*Dir, error) {
 	opts, err := o.withDefaults()

@@ -18,7 +18,7 @@ import (
 // Nobody sees it, because containers get times from the image. A checkpoint begins a new
 // generation, flushes the file system, and records that all older generations are
 // durable. If somebody wrote to a file, or a crash left it incomplete, its time is not
-// that of a generation.
+// the number of a generation.
 
 // maxGeneration is greater than every generation and less than every time of day, in
 // seconds. As a time, it lies in 2004.
@@ -31,8 +31,7 @@ type state struct {
 	Version int `json:"version"`
 	// Boot is the run of the kernel in which files were last published.
 	Boot string `json:"boot"`
-	// Durable is the youngest generation whose files, like those of older generations,
-	// survive a power cut.
+	// The files of generation Durable, and of all older ones, survive a power cut.
 	Durable uint32 `json:"durable"`
 	// Failed says that the disk reported an error. Files younger than Durable may then be
 	// lost although the kernel still runs.

@@ -178,9 +178,9 @@ func (d *Dir) candidates(leased bool) []candidate {
 	return out
 }
 
-// next returns the file to evict next, if there is one. It searches for candidates when
-// those of the last search are used up. A candidate that was used meanwhile has another
-// stamp, and every new file is younger. mu is held.
+// next returns the file to evict next, if there is one. When it has used up the
+// candidates of a search, it searches again. A candidate that was used meanwhile has
+// another stamp, and every new file is younger. mu is held.
 func (d *Dir) next(leased bool) (candidate, bool) {
 	for searched := false; ; searched = true {
 		if leased != d.queueLeased {

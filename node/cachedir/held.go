@@ -11,8 +11,8 @@ import (
 	"example.org/slipway/gear"
 )
 
-// Holders represents those who may still hold a deleted file, so that its space is not
-// freed.
+// Holders represents everybody who may still hold a deleted file, so that its space is
+// not freed.
 type Holders interface {
 	// Release closes a file that is kept open for the next open although nobody uses it.
 	// It is called while the directory is locked, so it must be fast and must not call

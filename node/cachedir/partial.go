@@ -68,8 +68,8 @@ func (b bitmap) set(i int, to bool) {
 	}
 }
 
-// partialKey identifies a partial file. Each view has its own, because a chunk is a proof
-// only for those whose sources have sent it.
+// partialKey identifies a partial file. Each view has its own partial file, because a
+// chunk proves something only to a view whose source has sent the chunk.
 type partialKey struct {
 	view ViewID
 	name gear.Name
@@ -114,7 +114,8 @@ func (d *Dir) Partial(f gear.File) (*Partial, error) {
 	return v.Partial(f)
 }
 
-// Partial is [Dir.Partial] for a file that the view shows when the file is complete.
+// Partial is like [Dir.Partial], for a file that the view shows when the file is
+// complete.
 func (v *View) Partial(f gear.File) (*Partial, error) {
 	d, key := v.d, partialKey{v.id, f.Name}
 	if f.Size < gear.LargeFile || f.Size > gear.MaxFile || len(f.Chunks) != gear.ChunkCount(f.Size) {
@@ -292,7 +293,7 @@ func (p *Partial) Disown(err error) {
 // File returns the description of the file.
 func (p *Partial) File() gear.File { return p.f }
 
-// Missing returns those chunks of the n bytes from off that are not there.
+// Missing returns the chunks of the n bytes from off that are not there.
 func (p *Partial) Missing(off, n int64) []int {
 	if n <= 0 || off >= p.f.Size || off < 0 {
 		return nil
@@ -362,7 +363,7 @@ func clearChunk(data *os.File, size int64, i int) error {
 }
 
 // PutChunk adds a chunk. It ignores a chunk that is already there. Errors:
-// gear.ErrContent if the bytes are not those of the chunk; ErrFull.
+// gear.ErrContent if the bytes do not match the chunk's digest; ErrFull.
 func (p *Partial) PutChunk(i int, b []byte) error {
 	if i < 0 || i >= len(p.f.Chunks) || len(b) != gear.ChunkLen(p.f.Size, i) {
 		return fmt.Errorf("chunk %d of file %x with %d bytes: %w", i, p.f.Name, len(b), gear.ErrContent)
@@ -402,8 +403,8 @@ func (p *Partial) write(i int, b []byte) error {
 	return nil
 }
 
-// GiveUp gives up some chunks to make room for chunk i on a full disk. It begins with
-// those that a reader who continues from i reaches last. The chunks are missing
+// GiveUp gives up some chunks to make room for chunk i on a full disk. It begins with the
+// chunks that a reader who continues from i reaches last. The chunks are missing
 // afterwards. GiveUp reports whether there were any.
 func (p *Partial) GiveUp(i int) (bool, error) {
 	p.io.Lock()
@@ -450,8 +451,8 @@ func (p *Partial) punch(i int) (n int, err error) {
 }
 
 // lastRead returns the chunks that are present, except for chunk i, in the order in which
-// to give them up: first those far ahead of i, then those behind it, and last those just
-// ahead, the farthest of them first. mu is held.
+// to give them up: first the chunks far ahead of i, then the chunks behind i, and last
+// the chunks just ahead of i, beginning with the farthest. mu is held.
 func (p *Partial) lastRead(i int) (out []int) {
 	add := func(from, to int) {
 		for j := max(from, 0); j < min(to, len(p.f.Chunks)); j++ {

@@ -31,7 +31,7 @@ func (id ViewID) String() string { return fmt.Sprintf("%0*x", viewDigits, uint64
 // viewsDir is the directory of the views.
 const viewsDir = "views"
 
-// View shows those complete files that somebody has proved to hold. It is a directory of
+// View shows the complete files that somebody has proved to have. It is a directory of
 // hard links, so views share disk space and page cache. It may be used concurrently.
 type View struct {
 	d     *Dir
@@ -121,7 +121,8 @@ func (v *View) has(name gear.Name) bool {
 	return ok && (v.id == 0 || v.shown.has(id))
 }
 
-// OpenFile is [Dir.OpenFile] for a file that the view shows. Errors: fs.ErrNotExist.
+// OpenFile is like [Dir.OpenFile], for a file that the view shows. Errors:
+// fs.ErrNotExist.
 func (v *View) OpenFile(name gear.Name) (*os.File, error) {
 	if !v.Has(name) {
 		return nil, fmt.Errorf("file %x: %w", name, fs.ErrNotExist)

@@ -39,8 +39,8 @@ type Writer struct {
 	hash hash.Hash
 	buf  *[writeBuffer]byte
 	fill int
-	// n counts the bytes received. The buffer holds those from off on. end is the end of
-	// the last bytes written.
+	// n counts the bytes received. The buffer holds the received bytes from off on. end
+	// is the end of the last bytes written.
 	n, off, end int64
 	reserved    int64
 }

@@ -72,7 +72,7 @@ type Node struct {
 	// bytes.
 	Target string
 	// Xattrs are in any order, each name once. A name begins with "user.", "trusted." or
-	// "security.", or is that of a POSIX access control list.
+	// "security.", or is the name of a POSIX access control list.
 	Xattrs []Xattr
 }
 
@@ -121,9 +121,9 @@ type Room struct {
 	// Head is the length in bytes of what was written, and Size is the length of the
 	// whole image. Both are multiples of 4,096 bytes.
 	Head, Size int64
-	// Offsets holds the offset in the image, in bytes, of each content. It is 0 for a
-	// content that no file has and for an empty one. The rest of a content's last block
-	// must be zeros.
+	// Offsets holds the offset in the image, in bytes, of each content. The offset is 0
+	// for a content that no file has and for an empty content. The rest of a content's
+	// last block must be zeros.
 	Offsets []int64
 }
 

@@ -63,8 +63,8 @@ func PutStatfs(b []byte, maxName uint32) {
 }
 
 // AppendDirent appends a directory entry to an answer to READDIR and reports whether it
-// did. It does not if the answer would be longer than limit bytes. next is the offset at
-// which a later READDIR continues after the entry.
+// did. It appends nothing if the answer would be longer than limit bytes. next is the
+// offset at which a later READDIR continues after the entry.
 func AppendDirent(b []byte, limit int, a Attr, next uint64, name string) ([]byte, bool) {
 	n := direntHead + len(name)
 	padded := (n + 7) &^ 7

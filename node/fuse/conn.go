@@ -113,8 +113,8 @@ func (c *Conn) Interrupts() uint64 { return c.interrupts.Load() }
 
 // Negotiate prepares the connection for answering requests. It asks the kernel to resend
 // the requests that a predecessor left unanswered, or waits for INIT if there was none
-// yet. After an error of Negotiate, do not call Serve: [EndOf] converts the error into
-// the one that Serve would return.
+// yet. After an error of Negotiate, do not call Serve: [EndOf] returns what Serve would
+// return.
 func (c *Conn) Negotiate(ctx context.Context, o InitOptions) error {
 	c.init = o
 	resend := c.resend()
@@ -156,7 +156,7 @@ func (c *Conn) Negotiate(ctx context.Context, o InitOptions) error {
 }
 
 // resend asks the kernel to send all unanswered requests again. It reports whether the
-// kernel can.
+// kernel can do this.
 func (c *Conn) resend() bool {
 	if s := c.init.Settled; c.init.NoResend || s != nil && s.Flags&FlagHasResend == 0 {
 		return false
@@ -182,8 +182,8 @@ func (c *Conn) Invalidate(node uint64) error {
 }
 
 // isolate makes this server work on its own clone of the connection. If the kernel cannot
-// resend requests, those that a killed server had read would never be answered. With a
-// clone, exactly those requests fail when the server dies.
+// resend requests, the requests that a killed server had read would never be answered.
+// With a clone, exactly these requests fail when the server dies.
 func (c *Conn) isolate() error {
 	d, err := c.master.clone()
 	if err == nil {
@@ -192,8 +192,7 @@ func (c *Conn) isolate() error {
 	return err
 }
 
-// answerInit answers INIT. It accepts those of the kernel's offers that the server can
-// use.
+// answerInit answers INIT. Of the kernel's offers, it accepts what the server can use.
 func (c *Conn) answerInit(r *Request) error {
 	in, o := r.init, &c.init
 	if in.major > protoMajor {

@@ -115,7 +115,7 @@ type Request struct {
 	PID    uint32 // the requesting thread in the mounter's pid namespace, 0 if it is not visible there
 
 	Name   []byte // LOOKUP: the bytes before the NUL
-	Handle uint64 // READ, WRITE, FLUSH, FSYNC, FALLOCATE, RELEASE; OPEN: the number it may get
+	Handle uint64 // READ, WRITE, FLUSH, FSYNC, FALLOCATE, RELEASE; OPEN: the handle that the file may get
 	Off    int64  // READ, READDIR, WRITE, FALLOCATE
 	Len    int64  // FALLOCATE
 	Size   uint32 // READ, READDIR

@@ -80,7 +80,8 @@ func (c *Conn) interrupt(r *Request) {
 	c.mu.Unlock()
 	if o == nil {
 		// The request is answered already, or another reader has read it but not
-		// registered it yet. The kernel knows which: EAGAIN makes it decide.
+		// registered it yet. The kernel knows which of these is true, and decides after
+		// EAGAIN.
 		c.Fail(r.Unique, unix.EAGAIN)
 		return
 	}

@@ -19,9 +19,9 @@ const (
 )
 
 // ahead fetches files in advance for a container that reads an image in the order of its
-// tree, as a search, a copy or a scan does. What a program opens that is local is not seen.
-// But a program that continues in the order misses the file behind those that were fetched
-// last.
+// tree, as a search, a copy or a scan does. Opens of local files are not seen. But a
+// program that continues in the order misses the first file behind the files that were
+// fetched last.
 type ahead struct {
 	files []gear.File // of the image, in the order of the tree
 	at    map[gear.Name]int32

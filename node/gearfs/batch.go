@@ -185,7 +185,7 @@ func (b *batch) deliver(ctx context.Context, i int, r io.Reader) error {
 // errHandedOver ends a request after its last files were handed over to another one.
 var errHandedOver = errors.New("another request brings the rest")
 
-// awaited is wanted for a caller that holds the scheduler's mu.
+// awaited is like wanted, for a caller that holds the scheduler's mu.
 func (b *batch) awaited() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -297,7 +297,7 @@ var copyBuffers = sync.Pool{New: func() any { return new([limitPiece]byte) }}
 // *localError.
 func store(cache *cachedir.Dir, view *cachedir.View, f gear.File, r io.Reader) error {
 	var err error
-	if cache.Has(f.Name) { // the bytes still are the proof that the view needs
+	if cache.Has(f.Name) { // the view still needs the received bytes as a proof
 		if err = judge(f, io.LimitReader(r, f.Size+1)); errors.Is(err, ErrConflict) {
 			err = fmt.Errorf("%w: %w", gear.ErrContent, err)
 		}
@@ -307,7 +307,7 @@ func store(cache *cachedir.Dir, view *cachedir.View, f gear.File, r io.Reader) e
 	if err != nil {
 		return err
 	}
-	if err := view.Show(f.Name); err != nil && !isNotExist(err) { // who misses the file fetches it again
+	if err := view.Show(f.Name); err != nil && !isNotExist(err) { // whoever misses the file fetches it again
 		return &localError{err}
 	}
 	return nil

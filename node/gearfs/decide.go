@@ -17,7 +17,7 @@ const (
 	Lazy Mode = "lazy"
 	// Eager requests all files before the start. The start waits for all of them if the
 	// mode was set rather than decided here, or if they take only an instant. Otherwise
-	// it waits for those of the profile.
+	// it waits for the files of the profile.
 	Eager Mode = "eager"
 )
 
@@ -25,8 +25,8 @@ const (
 type Decision struct {
 	Mode   Mode   `json:"mode"`
 	Reason string `json:"reason"`
-	// These are the inputs of the decision: the image's files that are not local, those
-	// of them that the profile names, and the measured link. 0 means unknown.
+	// These are the inputs of the decision: the image's files that are not local, how
+	// many of these files the profile names, and the measured link. 0 means unknown.
 	MissingFiles int           `json:"missing_files"`
 	MissingBytes int64         `json:"missing_bytes"`
 	ProfileFiles int           `json:"profile_files"`
@@ -76,16 +76,17 @@ const (
 	// start is expected to save. Other starts share the line, the registry and the disk.
 	// Without a price, every image would be fetched whole over a fast line.
 	eagerPrice = 32 << 20
-	// mostOf is the share of the missing bytes from which on the files of a profile are most
-	// of an image. What is left is little, and each file that the profile lacks would cost
-	// a round trip.
+	// mostOf is the share of the missing bytes that the files of a profile must have to
+	// count as most of an image. What is left is then little, and each file that the
+	// profile lacks would cost a round trip.
 	mostOf = 0.75
-	// turnAt is the share of the missing bytes beyond the profile that a container has to
-	// want before the rest is fetched, too. A start reads 6 to 30 % of an image (see
-	// neededBytes), so who has wanted this much probably wants most.
+	// turnAt says when the rest of an image is fetched, too: when the container has
+	// wanted this share of the missing bytes that the profile does not name. A start
+	// reads 6 to 30 % of an image (see neededBytes), so a container that has wanted this
+	// much probably wants most.
 	turnAt = 0.25
-	// boundBy is the share of the time since the start that the container has to have spent
-	// waiting. Otherwise it is not the start that reads so much.
+	// boundBy is how much of the time since the start the container must have waited, as
+	// a share. If it has waited less, it is not the start that reads so much.
 	boundBy = 0.5
 	// briefly bounds how long a start waits for all files. If they take longer, they
 	// arrive while the start continues.
@@ -109,7 +110,7 @@ type decisionInput struct {
 	guess        bool
 	profileFiles int // number of them that are missing
 	profileBytes int64
-	askedBytes   int64 // of those that are fetched as a whole
+	askedBytes   int64 // bytes of the missing files of the profile that are fetched as a whole
 	link         measured
 	hits         hits
 }

@@ -106,8 +106,8 @@ type Options struct {
 	// WatchWait bounds how long a start waits until its opens are watched. If that takes
 	// longer, its report says that it is partial. The default is 100 ms.
 	WatchWait time.Duration
-	// Siblings makes a file that a starting container misses bring small files of its
-	// directory.
+	// Siblings says that small files of the same directory are fetched along with a file
+	// that a starting container misses.
 	Siblings bool
 	// Mode forces eager or lazy. By default, each start is decided separately.
 	Mode Mode

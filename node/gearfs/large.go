@@ -50,8 +50,8 @@ type large struct {
 	img *image
 	f   gear.File
 	p   *cachedir.Partial
-	// refs counts all users of p, readers those of them who have the file open, and
-	// wanted those who complete it. The scheduler's mu guards them.
+	// refs counts all users of p. readers counts the users that have the file open, and
+	// wanted counts the users that complete it. The scheduler's mu guards them.
 	refs, readers, wanted int
 
 	// mu guards all fields below.

@@ -12,7 +12,7 @@ import (
 )
 
 // maxPrefetch is the size in bytes of the largest file that a profile fetches as a whole.
-// Programs mostly read only parts of a larger file, and those are fetched on demand.
+// Programs mostly read only parts of a larger file. These parts are fetched on demand.
 const maxPrefetch = 32 << 20
 
 // Prefetched is the result of Prefetch.

@@ -43,7 +43,7 @@ func (s *Service) Check(spec ImageSpec, files []gear.File) error {
 	return s.CheckSet(spec, set)
 }
 
-// CheckSet is Check for a set.
+// CheckSet is like Check, for a set.
 func (s *Service) CheckSet(spec ImageSpec, files FileSet) error {
 	v, err := s.cache.View(viewOf(spec.Domain))
 	if err != nil {
@@ -55,13 +55,13 @@ func (s *Service) CheckSet(spec ImageSpec, files FileSet) error {
 	return err
 }
 
-// settle compares the files of a new image with those of all other images of its domain.
-// If two images contradict each other, one of them lies, and coming first is no reason to
-// be believed: the new image must prove what it says about the file. If it can, the other
-// image is forgotten, which harms only containers of that image. If it cannot, the new
-// image is refused. Images of other domains do not matter, because each domain has its
-// own view. settle returns the files, sorted by name, that no known image of the domain
-// has. addMu is held.
+// settle compares the files of a new image with the files of all other images of its
+// domain. If two images contradict each other, one of them lies, and coming first is no
+// reason to be believed: the new image must prove what it says about the file. If it can,
+// the other image is forgotten, which harms only containers of that image. If it cannot,
+// the new image is refused. Images of other domains do not matter, because each domain
+// has its own view. settle returns the files, sorted by name, that no known image of the
+// domain has. addMu is held.
 func (s *Service) settle(v *cachedir.View, sources []SourceRef, files FileSet) ([]*gear.File, error) {
 	rest := files.list
 	for _, o := range s.allImages() {

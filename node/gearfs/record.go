@@ -26,8 +26,8 @@ type container struct {
 
 // recording collects what a container opens during its start.
 type recording struct {
-	// known is closed when profile is set, which is what was known before the start. It is
-	// nil if nothing needs the profile during the start.
+	// known is closed when profile is set. profile is what was known before the start.
+	// known is nil if nothing needs the profile during the start.
 	known   chan struct{}
 	profile starts.Profile
 	seen    map[gear.Name]bool
@@ -36,15 +36,15 @@ type recording struct {
 	mount   string // of the overlay whose opens are watched, or ""
 	// ready is closed when opens are watched, or when it is known that they will not be.
 	ready chan struct{}
-	// begun says that Prefetch had the watch begin. late says that a Prefetch ended before
-	// the watch was ready, so that the container may have opened files unseen.
+	// begun says that Prefetch has begun the watch. late says that a Prefetch ended
+	// before the watch was ready, so that the container may have opened files unseen.
 	begun, late bool
 	watch       *starts.Watch // nil if opens are not watched
 	// siblings is nil until the tree is read. If opens are not watched, most uses of
 	// siblings are not seen, so the guesses end soon.
 	siblings *predict.Siblings
-	// misses is how many files the container has waited for. ahead is nil until they are
-	// some and the index is read.
+	// misses is how many files the container has waited for. ahead is nil until there are
+	// some misses and the index is read.
 	misses int
 	ahead  *ahead
 }
@@ -119,9 +119,9 @@ func (s *Service) expect(c *container, r *recording) {
 	close(r.known)
 }
 
-// beginWatches has the opens of an image's new containers watched. fetched are the files
-// that are fetched before the containers start. They are the profile of containers that
-// were started before one was known.
+// beginWatches begins to watch the opens of an image's new containers. fetched are the
+// files that are fetched before the containers start. They are also the profile of
+// containers that were started before a profile was known.
 func (s *Service) beginWatches(img *image, fetched starts.Profile) {
 	for _, c := range s.containersOf(img) {
 		c.mu.Lock()
@@ -276,7 +276,8 @@ func (s *Service) missed(img *image, name gear.Name) {
 	}
 }
 
-// readAhead has files fetched in advance from now on for a container that reads in order.
+// readAhead makes the service fetch files in advance from now on for a container that
+// reads in order.
 func (s *Service) readAhead(c *container, r *recording) {
 	x, err := s.readIndex(c.img)
 	if err != nil {

@@ -62,7 +62,7 @@ type flight struct {
 	// guarded by that batch's mu.
 	arrived int64
 
-	// Guarded by the scheduler's mu.
+	// These fields are guarded by the scheduler's mu.
 	prio    priority
 	running bool
 	parts   bool // the file is assembled by ranges, and is not part of a batch

@@ -135,8 +135,8 @@ func (c *scheduler) choose(img *image, name gear.Name, t *tries, now time.Time) 
 	return nil, wake, fmt.Errorf("there is no source for it: %w", fs.ErrNotExist)
 }
 
-// sourcesOf returns the sources of an image, and after them those of other images of its
-// domain that have the file.
+// sourcesOf returns the sources of an image, and after them the sources of other images
+// of its domain that have the file.
 func (c *scheduler) sourcesOf(img *image, name gear.Name) []*source {
 	var out []*source
 	add := func(img *image) {

@@ -117,7 +117,8 @@ type ImageStatus struct {
 
 // ImageCounts counts what happened to an image since the service was opened.
 type ImageCounts struct {
-	// Opens counts the opens that reached the pool. Errors counts those that failed.
+	// Opens counts the opens that reached the pool. Errors counts the requests that
+	// failed.
 	Opens  int64 `json:"opens"`
 	Errors int64 `json:"errors"`
 	// These count the files and the bytes of content that were fetched for this image.

@@ -27,9 +27,10 @@
 // # Restrictions on the serving process
 //
 // The process that serves a pool must not start a program that lies on the pool: between
-// fork and exec Go's runtime waits for the kernel, the kernel for the server, and the
-// server for the runtime. The process must not map a file of the pool. Nor may it open
-// such a file with package os, which adds the file to Go's poller: the kernel then sends
-// the server a request while it holds the poller's lock, which every os.Open of the
-// server needs. (This last restriction does not apply to a file seen through an overlay.)
+// fork and exec Go's runtime waits for the kernel, the kernel waits for the server, and
+// the server waits for the runtime. The process must not map a file of the pool. Nor may
+// it open such a file with package os, which adds the file to Go's poller. The kernel
+// would then hold the poller's lock while it sends the server a request, but every
+// os.Open of the server needs this lock. (This last restriction does not apply to a file
+// seen through an overlay.)
 package poolfs

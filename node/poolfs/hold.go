@@ -37,10 +37,10 @@ type HolderOptions struct {
 	// pause starts at 20 ms and doubles. The default is 2 s. Every open of a new file
 	// waits during the pause.
 	MaxBackoff time.Duration
-	// Bound is how long no worker may have been healthy before the holder fails requests
-	// that would need a worker with EIO, between attempts to start one. So no process
-	// waits forever for an agent that cannot start. Files that the kernel reads itself
-	// keep working. The default is 60 s.
+	// Bound is how long no worker may have been healthy before the holder fails requests.
+	// Between attempts to start a worker, the holder then answers with EIO all requests
+	// that would need one. So no process waits forever for an agent that cannot start.
+	// Files that the kernel reads itself keep working. The default is 60 s.
 	Bound time.Duration
 	// Grace is how long a worker may take to end after SIGTERM before it is killed. The
 	// default is 10 s.
@@ -141,7 +141,7 @@ func (h *Holder) Gone() bool {
 	return err == nil && n > 0 && p[0].Revents&unix.POLLERR != 0
 }
 
-// busyPoll is how often a holder that got a signal to end checks whether it may.
+// busyPoll is how often a holder that got a signal to end checks whether it may end.
 const busyPoll = 500 * time.Millisecond
 
 // runWorker runs one worker until the worker ends.

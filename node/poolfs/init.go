@@ -9,8 +9,8 @@ const (
 	maxBackground = 64 // readahead and similar requests that the kernel sends at once
 )
 
-// initOptions returns the pool's wishes for its connection. It accepts those of the
-// kernel's offers that the pool can use.
+// initOptions returns the pool's wishes for its connection. Of the kernel's offers, it
+// accepts what the pool can use.
 func (s *Server) initOptions() fuse.InitOptions {
 	o := fuse.InitOptions{
 		Want: fuse.FlagAsyncRead | fuse.FlagParallelDirops, NoResend: s.o.NoResend,

@@ -20,8 +20,9 @@ const (
 	viewDigits = 12 // hex digits of a view
 	maxView    = 1<<(4*viewDigits) - 1
 
-	// The node id of the directory of view v is viewBit+v<<9. That of its subdirectory
-	// "ab" is viewBit+v<<9+subBit+0xab. View 0 is the root and has no viewBit.
+	// The node id of the directory of view v is viewBit+v<<9. The node id of its
+	// subdirectory "ab" is viewBit+v<<9+subBit+0xab. View 0 is the root and has no
+	// viewBit.
 	subBit  = 1 << 8
 	viewBit = 1 << 62
 	fileBit = 1 << 63

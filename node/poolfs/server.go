@@ -223,8 +223,8 @@ func (s *Server) lookup(r *fuse.Request, out []byte) {
 		return
 	}
 	if !isDir(node) {
-		// The resolver decides. An open only has the node, so a name must not be found
-		// unless the resolver converts its node back into the same name.
+		// The resolver decides. An open has only the node, from which the resolver must
+		// find the same name again. A name for which it does not is not found.
 		size, known := s.backend.Size(key)
 		if known {
 			var resolved Key

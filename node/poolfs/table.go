@@ -21,7 +21,7 @@ type table struct {
 	o   *Options
 	slg *slog.Logger
 
-	mu     sync.Mutex // held over system calls that do not wait: those that register files or write the log
+	mu     sync.Mutex // held during system calls that do not wait: calls that register files or write the log
 	log    *stateLog
 	conn   struct{ minor, flags uint64 }
 	ready  bool // INIT is done

@@ -17,8 +17,8 @@ import (
 	"example.org/slipway/internal/durable"
 )
 
-// These are the labels of a layer that is about to be unpacked, except for those that
-// package snapshots names.
+// These are the labels of a layer that is about to be unpacked, except for the labels
+// that package snapshots names.
 const (
 	labelImageRef = "containerd.io/snapshot/cri.image-ref"
 	labelManifest = "containerd.io/snapshot/cri.manifest-digest"

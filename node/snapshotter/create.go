@@ -111,8 +111,8 @@ func (n *snapshot) follow(ctx context.Context, parent string) error {
 func (n *snapshot) unpacks() bool { return n.labels[snapshots.LabelSnapshotRef] != "" }
 
 // container reports whether the snapshot may become the root of a container that concerns
-// Lower. Views that containerd creates briefly to compare two trees do not: they need no
-// profile to be fetched.
+// Lower. The views that containerd creates briefly to compare two trees do not count,
+// because no profile needs to be fetched for them.
 func (n *snapshot) container() bool {
 	if n.chain == "" || n.unpacks() {
 		return false
@@ -271,8 +271,8 @@ func mkdirMode(dir string, mode os.FileMode) (made bool, err error) {
 	return err == nil, err
 }
 
-// Commit makes a named layer of an active snapshot. Its labels are those given now. As
-// with all snapshotters, labels are not inherited.
+// Commit makes a named layer of an active snapshot. It has only the labels that are given
+// now. As with all snapshotters, labels are not inherited.
 func (s *Snapshotter) Commit(ctx context.Context, name, key string, opts ...snapshots.Opt) error {
 	id, _, _, err := s.get(ctx, key)
 	if err != nil {

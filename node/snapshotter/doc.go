@@ -7,11 +7,11 @@
 // [Snapshotter.Serve] offers it to containerd as a proxy plugin.
 //
 // Terms. A snapshot is ordinary or claimed. An ordinary snapshot has its own directory
-// with the files that it adds. A claimed snapshot is only a record. Its files, and those
-// of all layers below it, come from Lower, which knows them by the name of the chain (the
-// digest that identifies a layer together with those under it). Layers are claimed from
-// the bottom up. So a line of snapshots consists of ordinary snapshots, if any, over one
-// claimed chain, if any.
+// with the files that it adds. A claimed snapshot is only a record. Its files, and the
+// files of all layers below it, come from Lower, which knows them by the name of the
+// chain (the digest that identifies a layer together with all layers below it). Layers
+// are claimed from the bottom up. So a line of snapshots consists of ordinary snapshots,
+// if any, over one claimed chain, if any.
 //
 // Mounts. For a line without a claimed chain, the snapshotter describes the mounts and
 // containerd makes them. Over a claimed chain the snapshotter itself mounts one overlay

@@ -25,10 +25,11 @@ const unpackedLabel = "containerd.io/gc.ref.snapshot."
 // maxManifest bounds what is read of a manifest.
 const maxManifest = 8 << 20
 
-// Forget removes from a containerd the images that are useless without a snapshotter: those that are
-// in no other, and whose layers containerd does not have because the snapshotter fetched their files
-// itself. Containerd would report such an image as present and fail to start containers of it.
-// Containers that run keep their snapshots. Forget returns the names of the images.
+// Forget removes from a containerd the images that are useless without a snapshotter.
+// These are images that are in no other snapshotter and whose layers containerd does not
+// have, because the snapshotter fetched their files itself. Containerd would report such
+// an image as present and fail to start containers of it. Containers that run keep their
+// snapshots. Forget returns the names of the images.
 func Forget(ctx context.Context, socket, snapshotter string) (names []string, err error) {
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -72,8 +73,9 @@ type forgetter struct {
 	label   string // of images in the snapshotter
 }
 
-// useless reports whether a manifest, or one of those that an index leads to, lacks layers and is
-// only in the snapshotter. The manifests of other platforms are usually absent.
+// useless reports whether the image of a manifest, or an image to which an index leads,
+// lacks layers and is only in the snapshotter. The manifests of other platforms are
+// usually absent.
 func (f *forgetter) useless(ctx context.Context, digest string) (bool, error) {
 	var doc struct {
 		Config            struct{ Digest string }

@@ -70,8 +70,8 @@ func bind(dir string, writable bool, options ...string) []mount.Mount {
 }
 
 // ordinary returns the mounts of a snapshot without a claimed chain below it, in the form
-// of containerd's overlayfs snapshotter. containerd's differ, for example, knows this
-// form and unpacks into the upper directory without mounting.
+// of containerd's overlayfs snapshotter. The differ of containerd, for example, knows
+// this form and unpacks into the upper directory without mounting.
 func (s *Snapshotter) ordinary(n *snapshot) []mount.Mount {
 	var options []string
 	if s.idmap {

@@ -47,7 +47,7 @@ type Rooter interface {
 	CommitRoot(ctx context.Context, key, parent, chain string) error
 }
 
-// rooter returns Lower as a Rooter. It is an error if Lower is none.
+// rooter returns Lower as a Rooter. It is an error if Lower is not a Rooter.
 func (s *Snapshotter) rooter() (Rooter, error) {
 	if r, ok := s.lower.(Rooter); ok {
 		return r, nil

@@ -95,8 +95,8 @@ func isWhiteout(n *erofs.Node) bool {
 }
 
 // markWhiteouts gives a directory the attributes that make an overlay inside the
-// container look for such files in the directory. It does not replace attributes of the
-// image.
+// container look for such empty files in the directory. It does not replace attributes of
+// the image.
 func markWhiteouts(n *erofs.Node) {
 	mark(n,
 		erofs.Xattr{Name: escapedMarks + "whiteouts"}, // Linux 6.7
@@ -125,7 +125,7 @@ func escape(xs []erofs.Xattr) []erofs.Xattr {
 	return slices.DeleteFunc(xs, func(x erofs.Xattr) bool { return len(x.Name) > erofs.MaxName })
 }
 
-// join is append for slices that may be shared.
+// join is like append, for slices that may be shared.
 func join(a, b []erofs.Xattr) []erofs.Xattr {
 	if len(a) == 0 {
 		return b

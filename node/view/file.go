@@ -27,7 +27,7 @@ const Suffix = ".img"
 // leaves it unchanged. The file appears complete and durable, or not at all, and a crash
 // leaves nothing behind. dir must be on a file system with O_TMPFILE.
 //
-// Owners, modes and attributes are those of the index. Attributes that would control
+// Owners, modes and attributes are as in the index. Attributes that would control
 // overlayfs are escaped. A character device 0:0 becomes an empty file that only an
 // overlay inside the container takes for a whiteout. A directory that the index does not
 // describe has mode 0755, owner root and the epoch as its time.

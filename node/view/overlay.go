@@ -96,9 +96,9 @@ func (o *OverlayOptions) check() error {
 }
 
 // Overlay mounts an overlay at a directory. Only the kernel bounds the number of lower
-// directories: it accepts 500. On older kernels all directories must fit in one page:
-// before Linux 6.7, which first accepts data-only and many lower directories one by one,
-// and before Linux 6.13 if a path is longer than 255 bytes.
+// directories: it accepts 500. On older kernels all directories must fit in one page.
+// This concerns two cases: Linux before 6.7, which first accepts data-only and many lower
+// directories one by one, and Linux before 6.13 if a path is longer than 255 bytes.
 func Overlay(dir string, o OverlayOptions) error {
 	if err := o.check(); err != nil {
 		return fmt.Errorf("mount overlay at %s: %w", dir, err)
@@ -178,8 +178,7 @@ func set(fs int, o option) error {
 		defer unix.Close(fd)
 		return unix.FsconfigSetFd(fs, o.key, fd)
 	case o.key == "upperdir" || o.key == "workdir":
-		// For these two options the kernel removes backslashes, for the others it does
-		// not.
+		// The kernel removes backslashes from these two options only.
 		return unix.FsconfigSetString(fs, o.key, strings.ReplaceAll(o.value, `\`, `\\`))
 	}
 	return unix.FsconfigSetString(fs, o.key, o.value)

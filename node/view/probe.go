@@ -17,7 +17,7 @@ import (
 )
 
 // Tier is a way to give containers their files before their image is on the node. Each
-// tier works with older kernels than the one before.
+// tier works with older kernels than the tier before it.
 type Tier int
 
 // These are the tiers. Auto is not a tier but requests the best one.

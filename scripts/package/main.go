@@ -6,7 +6,7 @@
 //
 // Kinds are tarball, deb, rpm, sbom, image, chart and sums. sums lists the files in the output
 // directory and therefore comes last. The output depends only on the inputs: times are
-// those of -epoch, owners are fixed, entries are sorted. Run the command in the root of
+// given by -epoch, owners are fixed, entries are sorted. Run the command in the root of
 // the source tree.
 package main
 

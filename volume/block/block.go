@@ -24,8 +24,8 @@ import (
 // BlockSize is the unit of volumes' sizes and of plans, in bytes.
 const BlockSize = 4096
 
-// Errors of a Store, wrapped with what they are about. Any other error comes from the
-// storage, and may pass.
+// These are the errors of a Store, wrapped with what they are about. Any other error
+// comes from the storage, and may pass.
 var (
 	// ErrNotFound says that the volume does not exist.
 	ErrNotFound = errors.New("no such volume")
@@ -50,7 +50,7 @@ var (
 type Info struct {
 	ID     string `json:"id"`
 	Parent string `json:"parent,omitempty"`
-	// Size in bytes of the device.
+	// Size is the size of the device in bytes.
 	Size int64 `json:"size"`
 	// Used is about how many bytes the volume itself stores, without its parents; -1 if
 	// the storage cannot say.
@@ -104,9 +104,9 @@ type Store interface {
 type Volume interface {
 	io.ReaderAt
 	io.WriterAt
-	// Size in bytes.
+	// Size returns the size in bytes.
 	Size() int64
-	// Zero makes n bytes from off on read as zeros, and frees what storage it can.
+	// Zero makes n bytes from off on read as zeros, and frees storage where it can.
 	Zero(off, n int64) error
 	// Flush makes everything written durable.
 	Flush() error

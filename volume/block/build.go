@@ -7,7 +7,7 @@ import (
 	"example.org/slipway/oci"
 )
 
-// Layer of an image: its blob and its index.
+// Layer is a layer of an image: its blob and its index.
 type Layer struct {
 	Digest oci.Digest
 	Index  *gear.Index

@@ -7,7 +7,7 @@ import "example.org/slipway/gear"
 // Extents of a plan do not overlap and consist of blocks of 4,096 bytes. Blocks that a
 // plan does not name stay as they are in the volume below.
 type Plan struct {
-	// Size in bytes of the device.
+	// Size is the size in bytes of the device.
 	Size int64
 	// Meta is what the file system itself writes, by offset.
 	Meta []Bytes

@@ -105,7 +105,7 @@ func (t *suite) wants(err, want error, what string) {
 	}
 }
 
-// size of most volumes.
+// size is the size of most volumes.
 const size = 4 << 20
 
 // create makes a volume and returns it open.

@@ -32,9 +32,9 @@ const maxRestarts = 5
 // read from there. All other contents of a volume come from files, once each. o may be
 // nil.
 //
-// A build that breaks off, for whatever reason, leaves complete volumes, and at most one
-// that the next build of any image with those layers completes. Errors:
-// *[volref.UnsupportedError], those of the store and of files.
+// A build that breaks off, for whatever reason, leaves complete volumes and at most one
+// incomplete volume. The next build of any image with the same layers completes it.
+// Errors: *[volref.UnsupportedError], and errors of the store and of files.
 func Build(ctx context.Context, s block.Store, layers []block.Layer, files gear.FileSource, o *block.BuildOptions) (*volref.Record, error) {
 	b := &build{s: s, layers: layers, files: files}
 	if o != nil {
@@ -204,7 +204,7 @@ func usable(x *gear.Index) error {
 	return nil
 }
 
-// Pauses between two looks at a volume that another builder writes.
+// These are the pauses between two looks at a volume that another builder writes.
 const (
 	firstPause = 50 * time.Millisecond
 	maxPause   = 2 * time.Second

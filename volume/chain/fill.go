@@ -72,7 +72,7 @@ func (b *build) fill(ctx context.Context, st *step, v block.Volume) error {
 }
 
 // contents lists the contents of a plan once each, by their first place: the contents to
-// fetch, and those that a volume below has.
+// fetch, and the contents that a volume below has.
 func contents(st *step) (fetch, below []*content) {
 	byName := make(map[gear.Name]*content, len(st.plan.Files))
 	for i := range st.plan.Files {
@@ -174,7 +174,7 @@ func newExtentReader(v io.ReaderAt, extents []block.Extent, size int64) io.Reade
 	return io.MultiReader(list...)
 }
 
-// buffers of placers.
+// buffers lends buffers to placers.
 var buffers = sync.Pool{New: func() any { return new([piece]byte) }}
 
 var zeros [piece]byte
@@ -189,7 +189,7 @@ type placer struct {
 
 func (b *build) placer(v block.Volume) *placer { return &placer{v: v, meter: &b.meter} }
 
-// put writes whole blocks, perhaps together with those that come next.
+// put writes whole blocks, perhaps together with the blocks that come next.
 func (w *placer) put(p []byte, off int64) error {
 	if off != w.off+int64(len(w.run)) || len(w.run)+len(p) > gathered {
 		if err := w.flush(); err != nil {

@@ -11,12 +11,12 @@ import (
 	"example.org/slipway/node/erofs"
 )
 
-// Extended attributes lie behind the fields of the inode, where 96 bytes are,
-// and in one block. There is a header: in the inode the magic alone, in the block
+// Extended attributes lie in the 96 bytes behind the fields of the inode, and in one
+// block. Both begin with a header. In the inode it is only the magic. In the block it is
 //
 //	0 u32 magic, 4 u32 inodes that have this block, 8 u32 blocks, 12 u32 hash
 //
-// and 16 zeros; then the entries, then 4 zeros; the values are at the end.
+// and 16 zeros. The entries follow, and then 4 zeros. The values are at the end.
 //
 //	 0 u8  length of the name without its prefix, 1 u8 prefix
 //	 2 u16 where the value is: from the first entry in an inode, from the

@@ -8,7 +8,7 @@ import (
 	"example.org/slipway/node/erofs"
 )
 
-// Directory entry.
+// This is a directory entry.
 //
 //	0 u32 inode, 0 if there is none
 //	4 u16 length of the entry: up to the next one, or the end of the block
@@ -40,7 +40,7 @@ type dirBlock struct {
 	used  int // bytes
 }
 
-// directories updates the entries of all directories to those of the tree.
+// directories makes the entries of all directories the same as in the tree.
 func (s *step) directories() {
 	s.space.fresh()
 	nodes := s.t.Nodes
@@ -78,7 +78,7 @@ func (s *step) directories() {
 	}
 }
 
-// become changes the names to those of want. nodes gives their order.
+// become makes the names the same as in want. nodes gives their order.
 func (d *directory) become(want map[string]entry, nodes []erofs.Node, order []int32) {
 	for b := range d.blocks {
 		bl := &d.blocks[b]

@@ -3,11 +3,11 @@
 // volume below. It only computes; it does not read or write anything.
 //
 // What is the same in the next tree stays where it is: directories by their path, files
-// by any of their names, and moved files by their content. New blocks go where no earlier
-// tree had any, from a boundary of 4 MiB on, first directories and the like, then
-// contents. So storage that copies whole objects when a clone first writes to them has
-// little to copy. Blocks that a tree no longer uses are free for those who mount a clone
-// read-write.
+// by any of their names, and moved files by their content. New blocks go to a place that
+// no earlier tree has used, beginning at a boundary of 4 MiB: first directories and the
+// like, then contents. So storage that copies whole objects when a clone first writes to
+// them has little to copy. Blocks that a tree no longer uses are free when a clone is
+// mounted read-write.
 //
 // The file system has blocks of 4,096 bytes, inodes of 256, extents, no journal, no
 // copies of the superblock, and no lost+found, which e2fsck creates where it needs one.
@@ -37,8 +37,8 @@ const (
 	// April 2310. Beyond them, e2fsck and Linux interpret times differently.
 	MinTime = math.MinInt32
 	MaxTime = 3<<32 - 1<<31 - 1
-	// Free is the least number of free bytes that a device has for those who write to a
-	// clone of it.
+	// Free is the least number of free bytes of a device, for what will be written to
+	// clones of it.
 	Free = 8 << 30
 )
 

@@ -2,7 +2,7 @@ package ext4
 
 import "encoding/binary"
 
-// A node of the tree of extents: a header, and then entries of 12 bytes.
+// A node of the tree of extents has a header, and then entries of 12 bytes.
 //
 //	0 u16 magic, 2 u16 entries, 4 u16 entries that it can have, 6 u16 depth
 //

@@ -7,7 +7,7 @@ import (
 	"example.org/slipway/node/erofs"
 )
 
-// Inode, 256 bytes; fields that are not listed are zero.
+// This is an inode, of 256 bytes. Fields that are not listed are zero.
 //
 //	  0 u16 mode
 //	  2 u16 owner and 24 u16 group, lower halves; 120 u16 and 122 u16 upper halves

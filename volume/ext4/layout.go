@@ -10,10 +10,10 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// The device, in blocks of 4,096 bytes; integers are little endian. A group is 32,768 blocks
-// (128 MiB), which one bitmap covers, and 8,192 inodes; sixteen groups (2 GiB) form a set,
-// whose bitmaps and tables lie together. A device always consists of whole sets, so that a
-// larger device has more sets and nothing else moves.
+// This is the layout of the device, in blocks of 4,096 bytes. Integers are little endian.
+// A group is 32,768 blocks (128 MiB), which one bitmap covers, and 8,192 inodes; sixteen
+// groups (2 GiB) form a set, whose bitmaps and tables lie together. A device always
+// consists of whole sets, so that a larger device has more sets and nothing else moves.
 //
 //	block 0            1,024 zeros, superblock (1,024 bytes), zeros
 //	blocks 1 to 1,023  descriptors of groups, as many as there are; the rest is
@@ -54,8 +54,8 @@ func inodeTable(g int64) int64 {
 	return metaStart(g/flexGroups) + 2*flexGroups + g%flexGroups*tableBlocks
 }
 
-// resize makes the device large enough for the tree, and for those who write to a clone.
-// The device never shrinks.
+// resize makes the device large enough for the tree, and for what will be written to
+// clones. The device never shrinks.
 func (s *step) resize() error {
 	blocks := roundUp(s.space.next+Free/blockSize, flexBlocks)
 	inodes := roundUp(roundUp(int64(len(s.inodes)), groupInodes)/groupInodes, flexGroups)
@@ -119,7 +119,7 @@ func (s *step) emit(at int64, data []byte) {
 
 var zeroBlock = sha256.Sum256(make([]byte, blockSize))
 
-// write computes the file system's own blocks, and puts those that changed into the plan.
+// write computes the file system's own blocks, and puts the changed blocks into the plan.
 func (s *step) write() {
 	for ino := uint32(1); int(ino) < len(s.inodes); ino += inodesPerBlock {
 		s.writeInodes(ino)
@@ -177,7 +177,7 @@ func (t *totals) add(o totals) {
 	t.inodes += o.inodes
 }
 
-// Group descriptor.
+// This is the descriptor of a group.
 //
 //	 0 u32 bitmap of blocks, 4 u32 of inodes, 8 u32 table of inodes
 //	12 u16 free blocks, 14 u16 free inodes, 16 u16 directories
@@ -247,8 +247,8 @@ func crc16(crc uint16, b []byte) uint16 {
 	return crc
 }
 
-// Superblock, at byte 1,024; fields that are not listed are zero. Times are zero,
-// too: nothing is known of any.
+// This is the superblock, at byte 1,024. Fields that are not listed are zero. Times are
+// zero, too: nothing is known of any.
 //
 //	  0 u32 inodes, 4 u32 blocks, 12 u32 free blocks, 16 u32 free inodes
 //	 24 u32 block size and 28 u32 cluster size as powers of two, less 10

@@ -44,8 +44,8 @@ func (s *step) before(i int) uint32 {
 	return s.inodes[dir].dir.names[n.Name].ino
 }
 
-// matchNames matches nodes other than directories by name. With same it requires the same
-// content, else only the same type.
+// matchNames matches nodes other than directories by name. If same is set, it requires
+// the same content, else only the same type.
 func (s *step) matchNames(claimed []bool, same bool) {
 	nodes := s.t.Nodes
 	for i := 1; i < len(nodes); i++ {

@@ -70,7 +70,7 @@ type Options struct {
 	Clock func() time.Time
 }
 
-// version of the directory's format.
+// version is the version of the directory's format.
 const version = 1
 
 // Store is a place of volumes in a directory.
@@ -181,7 +181,7 @@ func (s *Store) make() error {
 	return errors.Join(err, os.Remove(whole), durable.SyncDir(s.dir))
 }
 
-// token is a random name.
+// token returns a random name.
 func token() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // it does not fail

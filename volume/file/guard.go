@@ -75,7 +75,7 @@ func (g *guard) run(ctx context.Context, step func(context.Context, beat) error)
 	}
 }
 
-// await waits, as do does, for a step that something else started.
+// await waits in the same way as do, but for a step that something else started.
 func (g *guard) await(done <-chan error) error {
 	t := time.NewTimer(g.timeout)
 	defer t.Stop()
@@ -92,7 +92,7 @@ func (g *guard) await(done <-chan error) error {
 type order struct {
 	mu      sync.Mutex
 	pending int           // steps that run
-	lost    int           // those of them that write and were given up
+	lost    int           // running steps that write and were given up
 	late    chan struct{} // closed when lost becomes 0; nil if it is
 	closed  bool
 	release func() // of close

@@ -78,8 +78,8 @@ type layer struct {
 // cycle, which only a damaged directory has.
 const maxChain = 2000
 
-// layer returns a committed volume with those below it. drop ends its use. The lock is
-// held, so that nobody else opens or removes one of them. Errors: block.ErrNotFound,
+// layer returns a committed volume with the volumes below it. drop ends its use. The lock
+// is held, so that nobody else opens or removes one of them. Errors: block.ErrNotFound,
 // block.ErrNotCommitted.
 func (s *Store) layer(id string, depth int) (*layer, error) {
 	if l := s.cached(id); l != nil {
@@ -164,8 +164,9 @@ func (l *layer) readAt(p []byte, off int64) error {
 	return readMapped(p, off, l.size, l.data, l.parent, func(b, end int64) (int64, bool) { return runOf(l.own, b, end) })
 }
 
-// has reports whether block b belongs to this volume or one below, as opposed to zeros,
-// and how many blocks up to end have the same answer.
+// has reports whether this volume or one below it has block b; otherwise the block is
+// zeros. It also returns for how many blocks from b on, up to end, the answer is the
+// same.
 func (l *layer) has(b, end int64) (n int64, in bool) {
 	if l == nil {
 		return end - b, false

@@ -140,7 +140,7 @@ func (s *Store) alive(path string) (bool, error) {
 		return false, err
 	}
 	defer f.Close()     // only read from; it ends the flock
-	st, err := f.Stat() // of the open file: what NFS keeps of it may be old
+	st, err := f.Stat() // of the open file, because NFS may return old attributes for the path
 	if err != nil {
 		return false, err
 	}

@@ -19,10 +19,10 @@ import (
 // for milliseconds. The lock has two halves. Processes of one machine take turns by a
 // flock on the file lock; the kernel releases it when they die. Machines, whose flocks
 // may not exclude each other, take turns by the files of locks/: the file with the
-// highest number is the lock, and says who holds it. To take a lock that is free, or
-// whose holder is dead, is to create the next number, which succeeds only once. A process
-// that comes late and creates a number that existed before finds a higher one, and
-// withdraws.
+// highest number is the lock, and says who holds it. A machine takes a lock that is free,
+// or whose holder is dead, by creating the next number, which succeeds only once. A
+// process that comes late and creates a number that existed before finds a higher one,
+// and withdraws.
 
 // holder says who holds the lock or a lease. It is stored in the target of a symbolic
 // link or in the name of an empty file. These can be created even if the disk is full,
@@ -111,7 +111,7 @@ func (s *Store) locked(ctx context.Context, do func(*held) error) error {
 	return errors.Join(do(h), h.release())
 }
 
-// Pauses between two looks at a lock that somebody holds.
+// These are the pauses between two looks at a lock that somebody holds.
 const (
 	firstPause = time.Millisecond
 	maxPause   = 50 * time.Millisecond
@@ -175,7 +175,8 @@ func (s *Store) take(ctx context.Context) (*held, error) {
 	}
 }
 
-// number tries to create a number of the lock. It returns nil if somebody else did.
+// number tries to create a number of the lock. It returns nil if somebody else has
+// created it.
 func (s *Store) number(n uint64) (*held, error) {
 	h := &held{s, s.path("locks", strconv.FormatUint(n, 10)), s.o.Clock()}
 	err := s.mark(h.path, s.self(), h.since)

@@ -25,8 +25,8 @@ type volume struct {
 	id    string
 	size  int64
 	lease *lease
-	top   *layer  // what is read; nil of a writer
-	w     *writer // nil of one that is read
+	top   *layer  // what is read; nil if the volume is written
+	w     *writer // nil if the volume is read
 	order order
 }
 

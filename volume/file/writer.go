@@ -31,7 +31,7 @@ type writer struct {
 	parent       *layer
 	mu           sync.RWMutex // guards bits, dirty; held alone while a block becomes the volume's own
 	bits         bitmap
-	dirty        map[int64]bool // pages with bits that map may not have
+	dirty        map[int64]bool // pages with bits that the file map may lack
 	flushing     sync.Mutex     // one flush at a time; before mu
 	failed       error          // a flush failed: written data may be lost although reads return it
 	withoutPunch bool           // the file system makes no holes
@@ -298,7 +298,7 @@ type dirtyPage struct {
 	bits page
 }
 
-// snapshot returns the pages that map does not have, as they are now. Their data is
+// snapshot returns the pages that the file map lacks, as they are now. Their data is
 // written.
 func (w *writer) snapshot() []dirtyPage {
 	w.mu.Lock()

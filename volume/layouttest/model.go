@@ -21,7 +21,7 @@ type Model struct{ Root *Item }
 // Item is an inode of a Model.
 type Item struct {
 	erofs.Node
-	// Content of a file.
+	// Content is the content of a file.
 	Content gear.File
 	entries map[string]*Item
 }

@@ -42,7 +42,8 @@ func (d *Device) Path() string { return d.path }
 const (
 	controlPath = "/dev/loop-control"
 	loopMajor   = 7
-	// attempts is how often a free device is tried that others take at the same time.
+	// attempts bounds how often Attach tries to take a free device while others take it
+	// first.
 	attempts = 64
 	// patientAttempts is how often the free device that the kernel names is tried (28 ms
 	// in all). After that, the device is left to an attempt that waits for its file's
@@ -106,7 +107,7 @@ func attach(file *os.File, o Options) (*Device, error) {
 }
 
 // reserve finds a free device for this attempt only. EBUSY: the first free device belongs
-// to another attempt. With more, a new device is then created.
+// to another attempt. If more is set, a new device is then created.
 func reserve(control *os.File, more bool) (n int, free func(), err error) {
 	attaching.Lock()
 	defer attaching.Unlock()

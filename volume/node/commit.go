@@ -171,7 +171,7 @@ func (m *Manager) copyFrozen(ctx context.Context, root, src, dst *os.File) (err 
 	return err
 }
 
-// ioctls of file systems; linux/fs.h.
+// These are ioctls of file systems; see linux/fs.h.
 const (
 	fiFreeze = 0xc0045877
 	fiThaw   = 0xc0045878

@@ -132,7 +132,8 @@ func (c *credentials) toRemove(ctx context.Context, r *record) (volref.Credentia
 // maxOthers is how many other images are tried. Each may ask a registry.
 const maxOthers = 4
 
-// others returns images in the place of a record, those that were requested first.
+// others returns other images in the same place as a record, at most maxOthers. Images
+// that were requested in this run come first.
 func (c *credentials) others(r *record) (all []getter) {
 	add := func(img *volref.Record, volume string) {
 		if len(all) < maxOthers && img.Place == r.Image.Place && volume != r.Volume {

@@ -24,7 +24,7 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// Ways to map RBD images in the kernel, as the program rbd calls them.
+// These are ways to map RBD images in the kernel, as the program rbd calls them.
 const (
 	krbd = "krbd"
 	nbd  = "nbd"
@@ -100,11 +100,11 @@ func probeDevices(ctx context.Context, kind, program string) error {
 // volume that is read, and holds its lease.
 type devices struct {
 	Storage
-	kind         string // "": all is mapped by Storage, but for what was before
+	kind         string // if "", Storage maps everything, except what the kernel mapped before
 	program, dir string
 	outage       time.Duration
 	log          *slog.Logger
-	only         bool // never the Storage below instead
+	only         bool // never fall back to the Storage below
 
 	mu sync.Mutex // one program at a time: it looks for what another may be making
 }

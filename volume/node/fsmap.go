@@ -29,7 +29,7 @@ type fsMapHead struct {
 
 const (
 	getFSMap     = 0xc0c0583b
-	fsMapSpecial = 0x10 // flag: owner is one of those of the kernel
+	fsMapSpecial = 0x10 // flag: the owner is one that the kernel defines
 	fsMapLast    = 0x20 // flag: there are no more
 	fsMapFree    = 1    // special owner
 )

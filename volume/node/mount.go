@@ -227,8 +227,8 @@ func mountAt(source, dir string, r *record) error {
 
 // tune sets how far ahead the kernel reads at most. The start of a container reads files
 // of some dozens of KiB, and pages of much larger programs and libraries. The kernel
-// never reads beyond the end of a file, so the bound matters for the latter. With the
-// default of 128 KiB they would need four times as many round trips to the storage. A
+// never reads beyond the end of a file, so the bound matters only for large files. With
+// the default of 128 KiB they would need four times as many round trips to the storage. A
 // failure costs only speed.
 func (m *Manager) tune(file string) {
 	if err := os.WriteFile(file, []byte(strconv.Itoa(readAheadBytes>>10)), 0); err != nil {
@@ -253,9 +253,9 @@ func deviceUnder(file string) (uint64, error) {
 	return dev, err
 }
 
-// unmountOf unmounts a record's mounts. With lazy it also detaches mounts in use, which
-// end when they are no longer used. Without lazy it returns ErrInUse for a mount in use.
-// It reports whether there was any mount.
+// unmountOf unmounts a record's mounts. If lazy is set, it also detaches mounts in use,
+// which end when they are no longer used. Otherwise it returns ErrInUse for a mount in
+// use. It reports whether there was any mount.
 func (m *Manager) unmountOf(name string, lazy bool) (some bool, err error) {
 	all, err := view.Mounts(m.o.Run)
 	if err != nil {

@@ -47,7 +47,7 @@ import (
 	"example.org/slipway/oci/volref"
 )
 
-// Options of a Manager.
+// Options are the options of a Manager.
 type Options struct {
 	// Dir holds the records. It must survive restarts of the machine. It is created if
 	// missing.
@@ -86,7 +86,7 @@ type Options struct {
 	probe func(ctx context.Context, kind, program string) error // of tests: whether the kernel can map
 }
 
-// Limits of a Manager.
+// Limits are the limits of a Manager.
 type Limits struct {
 	// Call is how long one call of the Storage may take. Default: 1 minute.
 	Call time.Duration
@@ -102,11 +102,11 @@ type Limits struct {
 // Image is an image as volumes.
 type Image struct {
 	Record volref.Record
-	// Volume is the volume of the record to use. Default: that of the whole image.
+	// Volume is the volume of the record to use. Default: the volume of the whole image.
 	Volume string
-	// Credential returns a credential for the image; with clones also for making clones.
-	// It may be called until the Manager is closed. It is nil for storage that needs
-	// none.
+	// Credential returns a credential for the image. If clones is set, the credential
+	// also permits making clones. It may be called until the Manager is closed. It is nil
+	// for storage that needs none.
 	Credential func(ctx context.Context, clones bool) (volref.Credential, error)
 }
 

@@ -18,8 +18,8 @@ import (
 	"example.org/slipway/volume/block"
 )
 
-// Prefixes of the names of records, mappings and directories. Mappings with other names
-// do not belong to the Manager, and stay.
+// These are the prefixes of the names of records, mappings and directories. Mappings with
+// other names do not belong to the Manager, and stay.
 const (
 	localPrefix   = "local-"
 	networkPrefix = "net-"

@@ -31,8 +31,8 @@ func (m *Manager) recover() error {
 	return nil
 }
 
-// How long Open waits for the removal of what an earlier Manager left, and Close for
-// operations in progress.
+// These are how long Open waits for the removal of what an earlier Manager left, and how
+// long Close waits for operations in progress.
 const (
 	startPatience = 5 * time.Second
 	endPatience   = 5 * time.Second

@@ -12,8 +12,8 @@ import (
 
 // Status describes a Manager.
 type Status struct {
-	// Mapping says of each way to map RBD images, in order, whether it works. The last is
-	// the one in use.
+	// Mapping says of each way to map RBD images, in order, whether it works. The last
+	// one is in use.
 	Mapping []string `json:"mapping"`
 	// Volumes are sorted by name.
 	Volumes []VolumeStatus `json:"volumes"`

@@ -59,8 +59,9 @@ func (m *Manager) mountNetwork(ctx context.Context, e *entry, key string, img *v
 	if e.rec != nil {
 		r = *e.rec
 	} else {
-		// The random part distinguishes the clones of two machines, and those of two
-		// containers with one key if the first is not gone yet.
+		// The random part distinguishes the clones of two machines. It also distinguishes
+		// the clones of two containers with the same key, if the first clone is not gone
+		// yet.
 		r.Clone = volref.ClonePrefix + nameOf(key)[:16] + "-" + random()
 	}
 	r.Tries++
@@ -103,7 +104,8 @@ func (m *Manager) clone(ctx context.Context, e *entry, r *record, c volref.Crede
 }
 
 // ready makes an entry mountable, or finds that it is mounted. What has failed for good
-// is hidden. The mapping of a volume that is only read stays, because its users may, too.
+// is hidden. The mapping of a volume that is only read stays, because its users may have
+// stayed, too.
 func (m *Manager) ready(ctx context.Context, e *entry) error {
 	if e.rec == nil {
 		return nil

@@ -12,8 +12,8 @@ import (
 
 var errClosed = errors.New("the store is closed")
 
-// errFenced: another client has had this one locked out of the cluster. A new
-// connection is let in.
+// errFenced: another client has made the cluster lock this client out. A new connection
+// is let in.
 var errFenced = fmt.Errorf("%w: the cluster has blocked this connection, because another has taken over what it wrote", block.ErrDenied)
 
 const (
@@ -23,7 +23,8 @@ const (
 	eBlocklist = syscall.ESHUTDOWN // what the OSDs say to a client on the blocklist
 )
 
-// errno of an error of librados or librbd; 0 if it is none.
+// errno returns the errno of an error of librados or librbd, or 0 if err is no such
+// error.
 func errno(err error) syscall.Errno {
 	var code interface{ ErrorCode() int }
 	if !errors.As(err, &code) {
@@ -33,7 +34,7 @@ func errno(err error) syscall.Errno {
 	return syscall.Errno(max(n, -n))
 }
 
-// translate wraps an error of librados or librbd in that of package block.
+// translate wraps an error of librados or librbd in the matching error of package block.
 func translate(err error) error {
 	var as error
 	switch errno(err) {

@@ -63,7 +63,7 @@ func (s *Store) acquire(oid string, exclusive bool) (*lease, error) {
 		if alive {
 			return nil, block.ErrInUse
 		}
-		l.inherited = broken // else it was given up meanwhile, or has lapsed
+		l.inherited = broken // otherwise it was given up meanwhile, or has lapsed
 		if until, err = l.lock(0); errno(err) == eBusy {
 			return nil, block.ErrInUse // somebody else was faster
 		}
@@ -82,7 +82,7 @@ type radosError int
 func (e radosError) Error() string  { return syscall.Errno(-e).Error() }
 func (e radosError) ErrorCode() int { return int(e) }
 
-// Flags of a lock: that it may be held already, or must be.
+// These are flags of a lock. They say that the lock may be held already, or must be.
 const (
 	mayRenew  = 1
 	mustRenew = 2

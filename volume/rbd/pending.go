@@ -22,7 +22,7 @@ type pending struct {
 	mu     sync.Mutex
 	change *sync.Cond // a chunk has been sent
 	chunks map[int64]*chunk
-	order  []*chunk // those that are not being sent, oldest first
+	order  []*chunk // the chunks that are not being sent, oldest first
 	free   [][]byte
 	err    error // the first error of send; anything sent after it would leave a hole
 }
@@ -44,7 +44,7 @@ func newPending(send func([]byte, int64) error) *pending {
 	return p
 }
 
-// write takes a copy of b. Its error may be that of an earlier write.
+// write takes a copy of b. It may return the error of an earlier write.
 func (p *pending) write(b []byte, off int64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -107,7 +107,7 @@ func (p *pending) start(c *chunk) {
 			p.err = err
 		}
 		if err == nil {
-			p.free = append(p.free, c.data) // else a call that was given up may still read it
+			p.free = append(p.free, c.data) // otherwise a call that was given up may still read it
 		}
 		delete(p.chunks, c.base)
 		p.change.Broadcast()
@@ -137,7 +137,7 @@ func (p *pending) settle(off, n int64) error {
 	}
 }
 
-// add adds a part and merges it with those that it overlaps or touches.
+// add adds a part and merges it with the parts that it overlaps or touches.
 func (c *chunk) add(s span) {
 	// The first part that ends at or after the start of s, and the first that begins
 	// after its end.

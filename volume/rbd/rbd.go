@@ -36,24 +36,25 @@ import (
 // Driver is the name of this driver in a volref.Place.
 const Driver = "rbd"
 
-// Options say which cluster, as whom and where.
+// Options say which cluster to use, as which user, and which pool and namespaces in it.
 type Options struct {
 	// Conf is a configuration file of Ceph. If it is empty, none is read. The fields
 	// below take precedence over it.
 	Conf string
-	// Monitors are their addresses, as in mon_host.
+	// Monitors are the addresses of the cluster's monitors, as in mon_host.
 	Monitors string
-	// User without "client."; empty: admin.
+	// User is the user's name without "client."; empty: admin.
 	User string
 	// Key is the user's key, Keyring the file with it. If both are empty, Conf applies.
 	Key, Keyring string
 
 	// Pool must exist; "rbd" if empty. Namespace is the namespace of the volumes,
 	// "slipway" if empty. Clones is the namespace of the containers' clones; if it is
-	// empty, this store has no clones. Namespaces are made if this user may.
+	// empty, this store has no clones. Namespaces are made if this user may make them.
 	Pool, Namespace, Clones string
 
-	// Cluster is the fsid that the cluster must have. If it is empty, any will do.
+	// Cluster is the fsid that the cluster must have. If it is empty, any cluster is
+	// accepted.
 	Cluster string
 
 	// ObjectSize is the unit in which storage is allocated, and copied when a clone is

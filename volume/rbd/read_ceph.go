@@ -81,7 +81,7 @@ func openError(at *rados.IOContext, id string, err error) error {
 		return translate(err)
 	}
 	if err = readable(img); err == nil {
-		err = block.ErrNotCommitted // somebody else has removed its snapshot, or it has just come
+		err = block.ErrNotCommitted // somebody else has removed the volume's snapshot, or the volume was committed just now
 	}
 	return errors.Join(err, translate(img.Close()))
 }
@@ -142,7 +142,7 @@ func describe(img *rbd.Image, info *block.Info, used bool) error {
 	return nil
 }
 
-// own returns the stretches for which an open image has objects of its own.
+// own returns the stretches for which an open image has its own objects.
 func own(img *rbd.Image, size uint64) ([]block.Extent, error) {
 	var all []block.Extent
 	err := img.DiffIterate(rbd.DiffIterateConfig{

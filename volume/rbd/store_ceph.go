@@ -173,7 +173,7 @@ func ensureNamespace(pool *rados.IOContext, name string) error {
 	there, err := rbd.NamespaceExists(pool, name)
 	switch {
 	case isDenied(err):
-		return nil // a node's user cannot see; that it was let in is proof enough
+		return nil // a node's user cannot list namespaces; being let in proves that its namespace exists
 	case err != nil:
 		return fmt.Errorf("look for namespace %s: %w", name, translate(err))
 	case there:

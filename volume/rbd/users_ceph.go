@@ -73,8 +73,8 @@ func (s *Store) makeUser(ttl time.Duration, clones string) (volref.Credential, e
 	return c, nil
 }
 
-// caps returns what a node's user may do: read volumes, hold leases on them, and with
-// clones have its own images there.
+// caps returns what a node's user may do: read volumes, hold leases on them, and have its
+// own images in the namespace clones if that is not "".
 func (s *Store) caps(clones string) (mon, osd string) {
 	mon = "profile rbd-read-only"
 	osd = fmt.Sprintf("profile rbd-read-only pool=%s namespace=%s, allow rwx pool=%s namespace=%s",

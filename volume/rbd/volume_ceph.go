@@ -181,8 +181,8 @@ func (v *volume) change(off, n int64) error {
 }
 
 // WriteAt implements block.Volume. Writes to a clone are on the OSDs when it returns.
-// Writes to a volume that is being built are there after Flush, and an error may be that
-// of an earlier write.
+// Writes to a volume that is being built are there after Flush, and WriteAt may return
+// the error of an earlier write.
 func (v *volume) WriteAt(p []byte, off int64) (int, error) {
 	err := v.change(off, int64(len(p)))
 	switch {

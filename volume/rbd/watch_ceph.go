@@ -38,8 +38,8 @@ func (s *Store) unwatched(img *rbd.Image) error {
 }
 
 const (
-	// neighbours is how many objects an OSD is asked for so that it forgets another one:
-	// twice the number that it keeps for a placement group,
+	// neighbours is how many other objects are requested from an OSD to make it forget an
+	// object. It is twice the number of objects that an OSD keeps for a placement group,
 	// osd_pg_object_context_cache_count.
 	neighbours = 128
 	askers     = 8 // at a time
@@ -48,10 +48,10 @@ const (
 // reload makes the OSD load the header of an image again, unless a live client watches
 // it.
 //
-// An OSD has the watchers of an object twice. It stores them with the object; this list
-// is what it reports, and what keeps an image from being removed. It also has them in
-// memory, where a silent client times out. If a client dies while its watch is being
-// stored, the watch is only in the stored list, and stays for ever
+// An OSD has the watchers of an object twice. It stores a list of them with the object;
+// the OSD reports this list, and an image whose list is not empty cannot be removed. It
+// also has them in memory, where a silent client times out. If a client dies while its
+// watch is being stored, the watch is only in the stored list, and stays for ever
 // (https://tracker.ceph.com/issues/58120). When the OSD loads the object, it makes
 // watchers in memory from the stored list, and these time out after
 // osd_client_watch_timeout. To make it load the object, reload requests other objects of
@@ -113,9 +113,9 @@ const (
 	mostTrashed  = 10_000 // looked at
 )
 
-// trashedHeader is like headerOf, for an image of which a removal was broken off. The object
-// rbd_trash has an entry for each: 6 bytes of version and length, 1 of who put it there, and
-// its name.
+// trashedHeader is like headerOf, for an image whose removal was broken off. The object
+// rbd_trash has an entry for each: 6 bytes of version and length, 1 of who put it there,
+// and its name.
 func trashedHeader(at *rados.IOContext, name string) (string, error) {
 	entries, err := at.GetOmapValues("rbd_trash", "", "id_", mostTrashed)
 	if err != nil {
@@ -132,7 +132,7 @@ func trashedHeader(at *rados.IOContext, name string) (string, error) {
 	return "", rados.ErrNotFound
 }
 
-// text is what Ceph's encoding of a string begins with: its length in 4 bytes.
+// text decodes a string in Ceph's encoding: its length in 4 bytes, and its bytes.
 func text(b []byte) (string, bool) {
 	if len(b) < 4 || uint64(binary.LittleEndian.Uint32(b)) > uint64(len(b)-4) {
 		return "", false

@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// snapshot is the snapshot that readers read. stateKey is the metadata that says
-	// whether they may. A volume without it is not complete.
+	// snapshot is the snapshot that readers read. stateKey is the key of the metadata
+	// that says whether they may read it. A volume without it is not complete.
 	snapshot       = "slipway"
 	stateKey       = "slipway.state"
 	stateCommitted = "committed"
@@ -66,8 +66,8 @@ func (s *Store) create(id, parent string, size int64) (*volume, error) {
 	}
 	v, err := s.createHeld(at, l, id, parent, size)
 	if err != nil {
-		if l.valid() { // else it may be another's
-			_ = rbd.RemoveImage(at, id) // what is left of it is not complete, and the next one's
+		if l.valid() { // otherwise the image may be another writer's
+			_ = rbd.RemoveImage(at, id) // what is left of it is incomplete, and the next writer deals with it
 		}
 		_ = l.drop(id)
 		return nil, err

@@ -56,8 +56,8 @@ func (s *Service) keepHouse(ctx context.Context) {
 
 // Collect forgets the images that their repositories no longer show, or that are not
 // wanted as volumes. It removes volumes that no image has needed for the grace period of
-// the catalogue, or with now at once. It waits for another collection of this process.
-// Errors: engine.ErrLeased while another process collects.
+// the catalogue, or, if now is set, that no image needs at present. It waits for another
+// collection of this process. Errors: engine.ErrLeased while another process collects.
 func (s *Service) Collect(ctx context.Context, now bool) (c Collected, err error) {
 	// A volume that one collection has removed may be made again. Another collection must
 	// not remove it because of an older list.
@@ -144,7 +144,7 @@ func (s *Service) forgetImage(ctx context.Context, id int64, c *Collected) error
 // volume that cannot be removed does not stop the removal of others.
 func (s *Service) removeVolumes(ctx context.Context, store block.Store, now bool, c *Collected) (failed error) {
 	place := placeName(store.Place())
-	kept := map[string]bool{} // with now, these would be found again
+	kept := map[string]bool{} // if now is set, these would be found again
 	for {
 		// Kept volumes may come first each time, and must leave room for others.
 		names, err := s.facts.Removing(ctx, place, now, collectStep+len(kept))

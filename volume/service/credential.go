@@ -74,11 +74,12 @@ func (k *credentials) of(who caller, now time.Time) *issued {
 }
 
 // Credential returns what a node needs to use the volumes of an image. A repository must
-// show the image, and the image must be built. With clones, the node may make clones.
-// Credential returns the credential that the caller already has, if it is valid for long
-// enough and the caller does not report that the storage refuses its user. If the storage
-// has credentials, callers are distinguished by the name in ctx (oci.WithActor), and need
-// one. Errors: MANIFEST_UNKNOWN, UNSUPPORTED, DENIED, UNAVAILABLE.
+// show the image, and the image must be built. If clones is set, the node may also make
+// clones. Credential returns the credential that the caller already has, if it is valid
+// for long enough and the caller does not report that the storage refuses its user. If
+// the storage has credentials, callers are distinguished by the name in ctx
+// (oci.WithActor), and need one. Errors: MANIFEST_UNKNOWN, UNSUPPORTED, DENIED,
+// UNAVAILABLE.
 func (s *Service) Credential(ctx context.Context, repo string, d oci.Digest, clones bool, refused string) (volref.Credential, error) {
 	st, err := s.Image(ctx, repo, d)
 	if err != nil {

@@ -1,6 +1,6 @@
 // Package volumeregistry implements the registry's side of Cider. It builds images as
-// volumes, records which builds wait and which failed, tells nodes where an image is,
-// gives them credentials, and removes volumes that no image needs.
+// volumes, and records which builds wait and which failed. It says to nodes where an
+// image is, gives them credentials, and removes volumes that no image needs.
 //
 // Builds wait in a durable queue in the catalogue. A build begins when all layers of its
 // image have their Gear index, and takes contents from the file store. No failure of a

@@ -205,9 +205,9 @@ func (v *volume) close() {
 	close(v.closed)
 }
 
-// retire gives a volume up, so that the next use opens it anew. It closes the volume
-// unless somebody uses it; then the last user does. It ignores a volume that was given up
-// before.
+// retire gives a volume up, so that the next use opens it anew. If nobody uses the
+// volume, retire closes it; otherwise its last user closes it. It ignores a volume that
+// was given up before.
 func (f *file) retire(v *volume) {
 	f.mu.Lock()
 	if v == nil || v.retired {

@@ -51,7 +51,7 @@ func (s *Server) fail(o *fuse.Op, f *file, err error) {
 	s.conn.Fail(o.Unique(), errno)
 }
 
-// Pauses between two tries.
+// These are the pauses between two tries.
 const (
 	firstPause = 20 * time.Millisecond
 	maxPause   = time.Second

@@ -15,7 +15,7 @@ import (
 )
 
 // attrSeconds is how long the kernel may remember the attributes of a file, which do not
-// change. It asks for names each time, because they come and go.
+// change. The kernel asks for names each time, because names come and go.
 const attrSeconds = 86400
 
 // handle answers one request, here or in its own goroutine if it may have to wait.
@@ -105,7 +105,8 @@ func (s *Server) attributes(r *fuse.Request) {
 	s.conn.Answer(r.Unique, b[:])
 }
 
-// readdir lists the files by node id. A listing also continues by node id.
+// readdir lists the files in order of node id. The offset of a file in the listing is its
+// node id.
 func (s *Server) readdir(r *fuse.Request) {
 	s.mu.Lock()
 	files := make([]*file, 0, len(s.files))
@@ -163,7 +164,7 @@ func (s *Server) openFile(r *fuse.Request) {
 	}
 }
 
-// Sizes of buffers: for metadata, and for what is read ahead.
+// These are the sizes of the buffers for metadata and for what is read ahead.
 const (
 	smallIO = 64 << 10
 	largeIO = fuse.MaxRead
@@ -250,8 +251,8 @@ func (s *Server) writable(r *fuse.Request) *file {
 	return nil
 }
 
-// write answers WRITE. It holds as many as the kernel sends at once, which the queue
-// depth of the loop device bounds.
+// write answers WRITE. It holds as many writes in memory as the kernel sends at once. The
+// queue depth of the loop device bounds their number.
 func (s *Server) write(r *fuse.Request) {
 	f := s.writable(r)
 	if f == nil {
@@ -324,7 +325,7 @@ func (s *Server) fallocate(r *fuse.Request) {
 	s.change(r, f, func(v block.Volume) error { return v.Zero(off, n) })
 }
 
-// change answers a request without a body in its answer.
+// change answers a request whose answer has no body.
 func (s *Server) change(r *fuse.Request, f *file, do func(block.Volume) error) {
 	s.begin(r, f, func(o *fuse.Op) error {
 		err := f.retry(o.Ctx, do)

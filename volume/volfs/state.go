@@ -15,7 +15,7 @@ import (
 )
 
 // stateVersion is the version of the state file. A server that finds another version is
-// older or newer than the one it would replace, and does not start.
+// older or newer than its predecessor, and does not start.
 const stateVersion = 1
 
 // state is the content of the state file, as JSON: all that the next server must know. A

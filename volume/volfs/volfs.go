@@ -50,9 +50,9 @@ type Options struct {
 	// process but not the machine. It has the keys of the credentials in it, and is
 	// readable by its owner alone. Default none.
 	State string
-	// Bound is how long a request may wait for storage before it ends in EIO.
-	// Default 5 min. A process that reads by way of the page cache may wait twice as
-	// long: after reading ahead has failed the kernel asks for the one page again.
+	// Bound is how long a request may wait for storage before it ends in EIO. Default 5
+	// min. A process that reads by way of the page cache may wait twice as long: after
+	// reading ahead has failed, the kernel requests the one page once more.
 	Bound time.Duration
 	// Log gets what an operator would want to know. Default none.
 	Log *slog.Logger
@@ -68,10 +68,10 @@ const (
 	maxBackground = 8192
 )
 
-// Mount mounts the file system at an existing directory and returns the
-// descriptor that speaks for it: the mount works as long as any process holds it.
-// It needs CAP_SYS_ADMIN. Requests wait until somebody serves them. Package fuse
-// takes it away again.
+// Mount mounts the file system at an existing directory and returns the descriptor of its
+// connection. The mount works as long as any process holds the descriptor. Mount needs
+// CAP_SYS_ADMIN. Requests wait until somebody serves them. Package fuse unmounts the file
+// system again.
 func Mount(dir string) (*os.File, error) {
 	return fuse.Mount(dir, fuse.MountOptions{Source: "slipway-volumes", NoExec: true})
 }
@@ -95,8 +95,8 @@ type Server struct {
 	init  *fuse.Settled
 }
 
-// New prepares to serve the connection of dev, which stays the caller's, from the
-// state that a predecessor left. It opens no volume.
+// New prepares to serve the connection of dev from the state that a predecessor left. The
+// caller still owns dev. New opens no volume.
 func New(dev *os.File, open Opener, o *Options) (*Server, error) {
 	s := &Server{open: open, files: map[uint64]*file{}, named: map[string]*file{}, opens: map[uint64]*file{}, next: fuse.RootNode + 1}
 	if o != nil {
@@ -296,19 +296,21 @@ func (s *Server) drop(f *file) error {
 	return err
 }
 
-// Status tells about one mapping.
+// Status describes one mapping.
 type Status struct {
-	// Mapping without the key of its credential.
+	// Mapping is the mapping, without the key of its credential.
 	Mapping block.Mapping `json:"mapping"`
-	// Size of the volume in bytes.
+	// Size is the size of the volume in bytes.
 	Size int64 `json:"size"`
 	// Open reports whether the kernel has the file open.
 	Open bool `json:"open"`
-	// ReadBytes and WrittenBytes of this server, without its predecessors'.
+	// ReadBytes and WrittenBytes count the bytes of this server, without its
+	// predecessors.
 	ReadBytes    int64 `json:"readBytes"`
 	WrittenBytes int64 `json:"writtenBytes"`
-	// Errors of storage, also those after which another try succeeded, and the last
-	// of them; Failed is how many requests ended in one.
+	// Errors counts errors of storage, including errors after which another try
+	// succeeded. LastError is the last of them. Failed is how many requests ended in such
+	// an error.
 	Errors    int64  `json:"errors"`
 	LastError string `json:"lastError,omitempty"`
 	Failed    int64  `json:"failed"`

@@ -25,11 +25,11 @@ import (
 
 // Analysis computes figures of one zone. It is used by one goroutine at a time.
 type Analysis interface {
-	// Columns are those that Add reads, beside the time.
+	// Columns returns the columns that Add reads, beside the time.
 	Columns() store.Columns
-	// Add takes the next requests, none of which is earlier than those before. The result
-	// must not depend on where one batch ends and the next begins. Add must not keep the
-	// batch: its memory is used again.
+	// Add takes the next requests, none of which is earlier than the requests before. The
+	// result must not depend on where one batch ends and the next begins. Add must not
+	// keep the batch: its memory is used again.
 	Add(b *store.Batch)
 	// Result is called once, after the last batch. It returns one result for each figure
 	// of the plug-in, in their order.
@@ -38,7 +38,7 @@ type Analysis interface {
 
 // Plugin makes one or more figures.
 type Plugin struct {
-	// Figures it makes. Their ids must not be used by others.
+	// Figures are the figures that the plug-in makes. No other plug-in may use their ids.
 	Figures []Figure
 	// New begins the analysis of a zone. It may be called for several zones at once.
 	New func(zone store.Zone, o *Options) Analysis
@@ -60,7 +60,7 @@ type Figure struct {
 // PlotKind is how a figure is drawn.
 type PlotKind uint8
 
-// The kinds of plots.
+// These are the kinds of plots.
 const (
 	// NoPlot is for a figure that is a table.
 	NoPlot PlotKind = iota
@@ -92,7 +92,7 @@ type Plot struct {
 // Unit is what a value counts.
 type Unit string
 
-// The units.
+// These are the units.
 const (
 	Number  Unit = "number"
 	Bytes   Unit = "bytes"

@@ -102,7 +102,7 @@ const maxPoints = 250
 
 // CDF returns the cumulative distribution, with numbers divided by per. Its points lie at
 // the ends of buckets, so their shares are exact. If there are many points, it keeps only
-// those that the eye can tell apart.
+// as many as the eye can tell apart.
 func (h *Hist) CDF(per float64) []Point {
 	var out []Point
 	var seen int64
@@ -134,7 +134,7 @@ func (r *Result) quantiles(h *Hist, u Unit, per float64) {
 	r.add("max", u, h.Max()/per)
 }
 
-// limits counts exactly how many numbers are below each of a few.
+// limits counts exactly how many numbers are below each of a few limits.
 type limits struct {
 	at    []int64
 	below []int64

@@ -81,7 +81,7 @@ type pageCompared struct {
 	Mark string
 }
 
-// HTML is the report as one page that needs nothing from outside.
+// HTML returns the report as one page that needs nothing from outside.
 func (r *Report) HTML() ([]byte, error) {
 	t, err := template.New("report").Funcs(template.FuncMap{"count": func(n int64) string { return format(float64(n), Number) }}).Parse(pageText)
 	if err != nil {

@@ -18,16 +18,17 @@ const (
 	ByURI LayersBy = "uri"
 )
 
-// Options of an analysis. The zero value gives each figure the definition in
-// docs/analysis.md.
+// Options are the options of an analysis. The zero value gives each figure the definition
+// in docs/analysis.md.
 type Options struct {
-	// Zones to analyse; empty for all.
+	// Zones are the zones to analyse; empty for all.
 	Zones []string
-	// From and To bound the time of arrival: From is in, To is not. Zero is unbounded.
+	// From and To bound the time of arrival: From is included, To is not. A zero time is
+	// no bound.
 	From, To time.Time
-	// Session is how long after a manifest a layer still counts as a part of its pull
-	// (Figure 12), and how long a push counts before it. Default 60 s; the paper also
-	// looks at up to 10 min.
+	// Session is how long after a manifest a layer still counts as a part of the
+	// manifest's pull (Figure 12). It is also how long before a manifest a push still
+	// counts. Default 60 s; the paper also looks at up to 10 min.
 	Session time.Duration
 	// StopAtNext ends a session when the client gets the next manifest of the repository.
 	// By default each manifest has the whole window.
@@ -42,7 +43,7 @@ type Options struct {
 	Location *time.Location
 	// LayersBy is what Figures 10a and 11a count. Default ByDigest.
 	LayersBy LayersBy
-	// Plugins make figures beside those of the paper.
+	// Plugins make figures beside the figures of the paper.
 	Plugins []Plugin
 	// Workers is how many zones are read at once. Default the number of cores.
 	Workers int
@@ -53,9 +54,9 @@ type Options struct {
 
 // Progress is how far a pass has come.
 type Progress struct {
-	// Records seen, of about Total.
+	// Records is how many records were seen, of about Total.
 	Records, Total int64
-	// Zone that was read last.
+	// Zone is the zone that was read last.
 	Zone string
 }
 

@@ -22,16 +22,16 @@ type reference struct {
 	minus string
 }
 
-// Where the numbers are from. The archive's totals were counted from the published
-// traces by others (redulink-deduplex-quic, results of July 2026).
+// These are the sources of the numbers. The archive's totals were counted from the
+// published traces by others (redulink-deduplex-quic, results of July 2026).
 const (
 	fromTable   = "FAST'18, Table 1"
 	fromText    = "FAST'18, text"
 	fromArchive = "published archive"
 )
 
-// paperZone is the short name FAST'18 has for a zone, or "" for one that is not in
-// the paper.
+// paperZone returns FAST'18's short name of a zone, or "" for a zone that is not in the
+// paper.
 func paperZone(zone string) string {
 	z := strings.TrimPrefix(zone, "prod-")
 	switch z {
@@ -69,7 +69,7 @@ func references() []reference {
 	return slices.Concat(tableReferences(), archiveReferences(), textReferences())
 }
 
-// tableReferences are those of Table 1.
+// tableReferences returns the numbers of Table 1.
 func tableReferences() []reference {
 	var out []reference
 	table := func(zone string, days, requests, in, egress, pushed, pulled float64) {
@@ -95,7 +95,7 @@ func tableReferences() []reference {
 	return out
 }
 
-// archiveReferences are the totals of the published traces.
+// archiveReferences returns the totals of the published traces.
 func archiveReferences() []reference {
 	var out []reference
 	archive := func(zone string, requests, days, clients, layers float64) {
@@ -116,7 +116,7 @@ func archiveReferences() []reference {
 	return out
 }
 
-// textReferences are the numbers that the paper's text gives of its figures.
+// textReferences returns the numbers that the paper's text gives of its figures.
 func textReferences() []reference {
 	var out []reference
 	inf := math.Inf(1)
@@ -185,23 +185,24 @@ type Comparison struct {
 	Unit     Unit   `json:"unit"`
 	// Ours is nil if the trace lacks what it needs.
 	Ours *float64 `json:"ours"`
-	// Low and High are the published number, or its bounds; nil where there is none on
-	// that side.
+	// Low and High are the published number, or its bounds. Each is nil if there is no
+	// bound on its side.
 	Low  *float64 `json:"low"`
 	High *float64 `json:"high"`
 	// About says that the source gives no exact number.
 	About  bool   `json:"about,omitempty"`
 	Source string `json:"source"`
 	// Difference is ours less the published number or the nearer bound: in points for a
-	// share, else relative. It is 0 within the bounds, and nil without ours.
+	// share, else relative. It is 0 within the bounds, and nil if Ours is nil.
 	Difference *float64 `json:"difference"`
 	// NotComparable says why the two numbers are not of the same thing. It is empty if
 	// they are.
 	NotComparable string `json:"notComparable,omitempty"`
 }
 
-// Published returns the numbers that were published of a figure, with the paper's names of zones
-// and without ours. NotComparable is set for those that only a trace of full length has.
+// Published returns the numbers that were published of a figure. Zones have the paper's
+// names, and Ours is nil. NotComparable is set for the numbers that only a trace of full
+// length has.
 func Published(figure string) []Comparison {
 	var out []Comparison
 	for _, ref := range references() {
@@ -225,7 +226,7 @@ func PlotOf(figure string) Plot {
 	return Plot{}
 }
 
-// compare pairs the published numbers of a figure with those of the zones. days holds the
+// compare pairs the published numbers of a figure with the zones' numbers. days holds the
 // number of days of each zone.
 func compare(figure string, zones []ZoneResult, days map[string]int64) []Comparison {
 	var out []Comparison

@@ -20,8 +20,8 @@ type picture struct {
 	}
 }
 
-// pictures draws a figure: one picture for each zone, or for all zones together one
-// picture, or one for each series if there are several.
+// pictures draws a figure. It makes one picture for each zone, or one picture for all
+// zones together, or one for each series if there are several.
 func (f *FigureReport) pictures() []picture {
 	if f.Plot.Kind == NoPlot {
 		return nil
@@ -75,7 +75,7 @@ func (f *FigureReport) seriesNames() []string {
 	return out
 }
 
-// curves draws the series of some zones: all of them, or those of one name.
+// curves draws the series of some zones: all series, or the series of one name.
 func (f *FigureReport) curves(title string, zones []ZoneResult, only string) *chart.XY {
 	p := &chart.XY{Title: title, Desc: f.describe(zones), X: f.Plot.X, Y: f.Plot.Y}
 	for _, z := range zones {

@@ -88,7 +88,7 @@ func layerPut(b *store.Batch, i int) bool {
 // isLayer reports whether a path is about layers: blobs and their uploads.
 func isLayer(k trace.Kind) bool { return k == trace.Blob || k == trace.Upload }
 
-// Lengths of time in microseconds.
+// These are lengths of time in microseconds.
 const (
 	microSecond = int64(1e6)
 	microMinute = 60 * microSecond
@@ -114,9 +114,9 @@ type calendar struct {
 	absent int64 // days
 }
 
-// next takes the time of the next request and returns the absent time between the one
-// before and it; from == to if there is none. A request that claims to be earlier than
-// the one before counts as simultaneous.
+// next takes the time of the next request. It returns the absent time between the request
+// before and this one; from equals to if there is none. A request that claims to be
+// earlier than the request before counts as simultaneous.
 func (c *calendar) next(t int64) (at, from, to int64) {
 	if !c.begun {
 		c.prev, c.begun = t, true

@@ -17,8 +17,8 @@ type Comparison struct {
 	Names []string `json:"names"`
 	// Levels has the numbers of pullers of the ways up of all results.
 	Levels []ComparedLevel `json:"levels"`
-	// Best has the highest rate of each result. Ratios has these rates divided by that of
-	// the first result.
+	// Best has the highest rate of each result. Ratios has these rates, divided by the
+	// first result's rate.
 	Best   []Level   `json:"best"`
 	Ratios []float64 `json:"best_ratios"`
 	// Notes say why the results are not fully comparable.

@@ -33,7 +33,7 @@ func (f *Fault) Error() string { return f.Kind + ": " + f.Err.Error() }
 // Unwrap returns the cause.
 func (f *Fault) Unwrap() error { return f.Err }
 
-// The kinds of faults that are not statuses.
+// These are the kinds of faults that are not statuses.
 const (
 	wrongContent  = "wrong content"
 	timedOut      = "timeout"

@@ -1,12 +1,13 @@
 // Package load measures how many images a second a registry serves.
 //
-// The images are either made or found in a registry. Those that are made have an index, a
-// manifest, a configuration and some layers each. They are in batches, which patterns of
-// their names select. Pullers then fetch whole images, and each puller has its own batch.
-// Each step has one puller more than the step before, and later one less. Alternatively,
-// the number of pullers rises until more pullers bring no more. With pruning, each pass
-// of a puller goes through a mirror to its upstream. Without pruning, the registry serves
-// what it has. Every manifest and layer is checked against its digest.
+// The images are either made or found in a registry. Images that are made have an index,
+// a manifest, a configuration and some layers each. They are in batches, which patterns
+// of their names select. Pullers then fetch whole images, and each puller has its own
+// batch. Each step has one puller more than the step before, and later one less.
+// Alternatively, the number of pullers rises until more pullers bring no more. With
+// pruning, each pass of a puller goes through a mirror to its upstream. Without pruning,
+// the registry serves what it has. Every manifest and layer is checked against its
+// digest.
 //
 // The driver counts the images itself. It also measures its own CPU time. If that was the
 // limit, the result says so. Results are files that can be compared.
@@ -34,9 +35,9 @@ import (
 // Source says where the images come from.
 type Source string
 
-// The sources.
+// These are the sources.
 const (
-	// PushedSet makes images and pushes those that are not there yet.
+	// PushedSet makes images and pushes the images that are not there yet.
 	PushedSet Source = "push"
 	// InPlace makes the same images but expects them to be there.
 	InPlace Source = "in-place"
@@ -47,7 +48,7 @@ const (
 // Ramp says how the number of pullers changes.
 type Ramp string
 
-// The ramps.
+// These are the ramps.
 const (
 	// UpDown goes from 1 puller to the largest number, and back to 1.
 	UpDown Ramp = "up-down"
@@ -311,8 +312,8 @@ func (r *run) choose(ctx context.Context) (err error) {
 	return r.distribute()
 }
 
-// choosePushes sets the options of the images that pushers make. These images are like those of
-// the set, but no other run has pushed the same ones.
+// choosePushes sets the options of the images that pushers make. These images are like
+// the images of the set, but no other run has pushed the same ones.
 func (r *run) choosePushes() error {
 	s := imageset.Set{Options: r.o.Set}
 	if err := s.Complete(); err != nil {

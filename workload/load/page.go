@@ -97,7 +97,8 @@ type curve struct {
 }
 
 // overPullers draws a figure of the steps of results over the number of pullers. If both
-// is true the way down gets curves of its own; otherwise it is left out.
+// is true, the way down has curves beside the curves of the way up; otherwise it is left
+// out.
 func overPullers(title string, y chart.Axis, results []*Result, both bool, curves ...curve) *chart.XY {
 	x := &chart.XY{Title: title, Desc: title, X: chart.Axis{Title: "pullers"}, Y: y}
 	for _, r := range results {

@@ -19,7 +19,7 @@ import (
 // that the next pull goes through to the other registry again.
 type Prune string
 
-// The ways of pruning.
+// These are the ways of pruning.
 const (
 	// NoPrune removes nothing: pulls are of what the registry has.
 	NoPrune Prune = ""
@@ -83,7 +83,7 @@ func globOf(prefix string, images []*imageset.Image) (string, error) {
 	return dir + "*" + end, nil
 }
 
-// checkGlobs checks that pruning the images of one puller does not prune those of
+// checkGlobs checks that pruning the images of one puller does not prune the images of
 // another.
 func (r *run) checkGlobs() error {
 	for i, set := range r.sets {

@@ -28,8 +28,8 @@ type puller struct {
 	done     chan struct{} // closed when run has returned
 }
 
-// Pauses after failures. They double from the first to the last. Otherwise a registry
-// that is down would be asked a hundred thousand times a second.
+// These are the pauses after failures. They double from the first to the last. Otherwise
+// a registry that is down would be asked a hundred thousand times a second.
 const (
 	firstPause = 5 * time.Millisecond
 	lastPause  = time.Second

@@ -24,7 +24,7 @@ type Pushed struct {
 	Seconds float64 `json:"seconds"`
 }
 
-// pushSet pushes those images that a registry does not have, several at once.
+// pushSet pushes the images that a registry does not have, several at once.
 func pushSet(ctx context.Context, e *endpoint, s *imageset.Set, parallel int, progress func(done, total int64)) (Pushed, error) {
 	begin := time.Now()
 	var p Pushed
@@ -83,8 +83,8 @@ func pushImage(ctx context.Context, c *client.Client, s *imageset.Set, m *images
 	return err
 }
 
-// PushSet makes the images of o.Set and pushes those that o.Target does not have. Of the
-// other options it uses PushAtOnce, Timeout, Progress and Logger.
+// PushSet makes the images of o.Set and pushes the images that o.Target does not have. Of
+// the other options it uses PushAtOnce, Timeout, Progress and Logger.
 func PushSet(ctx context.Context, o *Options) (*Pushed, error) {
 	r := &run{o: *o}
 	r.o.Source, r.o.Upstream, r.o.Prune, r.o.Mix = PushedSet, nil, NoPrune, Mix{}

@@ -10,7 +10,7 @@ import (
 // Op is an operation that a puller repeats.
 type Op uint8
 
-// The operations of a puller.
+// These are the operations of a puller.
 const (
 	// Pull fetches a whole image.
 	Pull Op = iota

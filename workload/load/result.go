@@ -133,7 +133,7 @@ func (r *run) finish(res *Result, s *stepper) {
 	res.Notes = r.notes(res)
 }
 
-// Shares of processor time above which the processors are the limit.
+// These are the shares of processor time above which the processors are the limit.
 const (
 	clientFull  = 0.85
 	machineFull = 0.9

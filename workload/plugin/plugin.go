@@ -1,9 +1,9 @@
-// Package plugin runs policies and analyses of others: programs in any language that speak JSON
-// lines on their standard input and output. Nothing is built for them.
+// Package plugin runs policies and analyses of others: programs in any language that
+// speak JSON lines on their standard input and output. Nothing is built for them.
 //
-// A [Process] is such a program. Lines to it are buffered until an answer is wanted, so that a
-// program that is only told things costs no switch between processes. A program has the rights of
-// the user who runs slipway; it is not fenced in.
+// A [Process] is such a program. Lines to it are buffered until an answer is wanted, so
+// that lines without an answer cost no switch between processes. A program has the rights
+// of the user who runs slipway; it is not fenced in.
 package plugin
 
 import (

@@ -26,7 +26,7 @@ type coordinator struct {
 	closing chan struct{}
 
 	mu      sync.Mutex
-	changed sync.Cond // anything below, or time has passed
+	changed sync.Cond // signalled when a field below changes, or when time has passed
 	manner  manner    // of the phase under way
 	start   time.Time
 	left    int          // tasks handed out and not answered, orphans included
@@ -38,8 +38,8 @@ type coordinator struct {
 
 // manner is how a phase is run.
 type manner struct {
-	// closed is how many tasks run at once on each worker, without their times; 0 is an
-	// open loop.
+	// closed is how many tasks run at once on each worker in a closed loop, regardless of
+	// their times; 0 is an open loop.
 	closed int
 	// from is the run's time at which a closed loop begins; an open loop begins at the time of
 	// its first task.
@@ -212,8 +212,8 @@ func (c *coordinator) answered(p *peer, begun int64, samples []result.Sample) er
 	return nil
 }
 
-// lose gives a worker up. Its requests under way are counted as lost, the rest of
-// its tasks goes to the others.
+// lose gives a worker up. Its requests under way are counted as lost, and the rest of its
+// tasks goes to the others.
 func (c *coordinator) lose(p *peer, cause error) {
 	select {
 	case <-c.closing:
@@ -248,7 +248,7 @@ func (c *coordinator) lose(p *peer, cause error) {
 	}
 	p.tasks = nil
 	collect := c.manner.collect
-	c.telling++ // the phase must not end before
+	c.telling++ // the phase must not end before the samples are collected
 	c.changed.Broadcast()
 	c.mu.Unlock()
 	if len(gone) > 0 {

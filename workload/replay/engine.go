@@ -48,7 +48,7 @@ const maxClosed = 1 << 16
 // maxWaiting bounds the queue; a task that finds it full is dropped.
 const maxWaiting = 100_000
 
-// serve runs what comes from feed until it is closed, and returns when all of it has
+// serve runs what comes from feed until feed is closed, and returns when all of it has
 // ended.
 func (e *engine) serve(ctx context.Context, start time.Time, feed <-chan *plan.Task) {
 	e.start = start
@@ -68,7 +68,7 @@ func (e *engine) serve(ctx context.Context, start time.Time, feed <-chan *plan.T
 	e.tasks.Wait()
 }
 
-// next takes a task of a closed loop; nil if there are no more.
+// next returns the next task of a closed loop, or nil if there are no more.
 func (e *engine) next(feed <-chan *plan.Task) *plan.Task {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -81,7 +81,7 @@ func (e *engine) next(feed <-chan *plan.Task) *plan.Task {
 
 func (e *engine) now() int64 { return time.Since(e.start).Microseconds() }
 
-// open sends each task at its time, whatever became of those before it.
+// open sends each task at its time, whatever became of the tasks before it.
 func (e *engine) open(ctx context.Context, feed <-chan *plan.Task) {
 	runtime.LockOSThread() // the timer slack is the thread's, and no other goroutine must run on it
 	defer runtime.UnlockOSThread()
@@ -113,7 +113,7 @@ func (e *engine) admit(ctx context.Context, t *plan.Task) {
 	}
 }
 
-// work runs a task, and then those that wait.
+// work runs a task, and then the tasks that wait.
 func (e *engine) work(ctx context.Context, t *plan.Task, intended int64) {
 	e.run(ctx, t, intended, 0)
 	for {

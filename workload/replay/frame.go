@@ -23,7 +23,7 @@ const (
 	frameRefuse                       // worker: why, as text
 	frameConfig                       // coordinator: JSON of config
 	framePing                         // coordinator: 8 bytes that come back
-	framePong                         // worker: those 8 bytes, its time in ns since 1970
+	framePong                         // worker: the 8 bytes of the ping, then the worker's time in ns since 1970
 	frameBegin                        // coordinator: JSON of phase
 	frameTasks                        // coordinator: tasks
 	frameEnd                          // coordinator: no more tasks of the phase

@@ -7,7 +7,7 @@ import (
 	"example.org/slipway/workload/replay/result"
 )
 
-// Phases, as a [Status] names them.
+// These are the phases, as a [Status] names them.
 const (
 	warmUpPhase = "warm-up"
 	testPhase   = "replay"
@@ -18,14 +18,15 @@ const (
 type Status struct {
 	// Phase is "warm-up" or "replay".
 	Phase string
-	// Done of Total: requests of the trace, or contents that are put in place; at L2
-	// steps of pulls and pushes. Total is 0 if it is not known.
+	// Done of Total are done. They count requests of the trace, or contents that are put
+	// in place; at L2 they count steps of pulls and pushes. Total is 0 if it is not
+	// known.
 	Done, Total int64
 	Rate        float64 // requests per second
 	BytesPerSec float64
 	P50, P99    time.Duration // from the intended sending
-	Lag         time.Duration // the generator's, at most
-	// Errors and Unsent are of the whole run.
+	Lag         time.Duration // the largest lag of the generator
+	// Errors and Unsent count over the whole run.
 	Errors, Unsent int64
 	Elapsed        time.Duration
 	// Position is the run's time up to which requests were sent. Length is when the
@@ -67,7 +68,7 @@ func newMeter(phase string, o *Options, agg *result.Aggregate) *meter {
 	return &meter{phase: phase, status: status, metrics: o.Metrics, agg: agg, in: make(chan []result.Sample, meterQueue), over: make(chan struct{})}
 }
 
-// put takes samples; those of a run that was ended early are forgotten.
+// put takes samples. It drops the samples of a run that was ended early.
 func (m *meter) put(s []result.Sample) {
 	select {
 	case m.in <- s:

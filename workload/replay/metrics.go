@@ -69,7 +69,7 @@ func NewMetrics() *Metrics {
 	return m
 }
 
-// Collectors are the metrics' collectors.
+// Collectors returns the metrics' collectors.
 func (m *Metrics) Collectors() []prometheus.Collector { return m.collectors }
 
 // begin makes the series of a phase.

@@ -15,8 +15,8 @@ import (
 	"example.org/slipway/workload/replay/result"
 )
 
-// Dial opens a connection to a worker at host:port; with c not nil over TLS. The
-// caller closes it.
+// Dial opens a connection to a worker at host:port. If c is not nil, the connection uses
+// TLS. The caller closes it.
 func Dial(ctx context.Context, addr string, c *tls.Config) (net.Conn, error) {
 	d := net.Dialer{Timeout: handshakeTimeout}
 	conn, err := d.DialContext(ctx, "tcp", addr)
@@ -173,8 +173,8 @@ func decodeSamples(b []byte) (begun int64, samples []result.Sample, err error) {
 	return begun, samples, nil
 }
 
-// RequireSafe returns an error if a worker that listens at addr would serve anybody
-// who can reach it: beyond loopback it wants a secret, or certificates of its
+// RequireSafe returns an error if a worker that listens at addr would serve anybody who
+// can reach it. Beyond loopback, a worker needs a secret, or certificates of its
 // coordinators.
 func RequireSafe(addr, secret string, c *tls.Config) error {
 	host, _, err := net.SplitHostPort(addr)

@@ -50,8 +50,7 @@ type config struct {
 type phase struct {
 	// Start is time zero of the tasks in the worker's own clock, in ns since 1970.
 	Start int64 `json:"start"`
-	// Closed is how many tasks run one after another in a closed loop; 0 for an open
-	// one.
+	// Closed is how many tasks run at once in a closed loop; 0 for an open loop.
 	Closed int `json:"closed"`
 }
 

@@ -39,7 +39,7 @@ type Target = send.Target
 // Phase is a part of a replay.
 type Phase string
 
-// The phases.
+// These are the phases.
 const (
 	// All runs the warm-up and then the test.
 	All Phase = "all"
@@ -49,9 +49,9 @@ const (
 	TestOnly Phase = "run"
 )
 
-// Options of Run.
+// Options are the options of Run.
 type Options struct {
-	// Plan is what is replayed; Targets is filled in.
+	// Plan says what is replayed. Its Targets is filled in.
 	Plan plan.Options
 	// Targets are the registries, one at least.
 	Targets []send.Target
@@ -73,8 +73,8 @@ type Options struct {
 	// Heartbeat is how long a worker may be silent, 0 means 5 s.
 	Heartbeat time.Duration
 
-	// ClosedLoop is how many tasks run one after another on each worker, regardless of
-	// their times. 0 means an open loop.
+	// ClosedLoop is how many tasks run at once on each worker, one after another
+	// regardless of their times. 0 means an open loop.
 	ClosedLoop int
 	// Concurrency is how many tasks run on each worker at once; 0 means 4096. In an open
 	// loop further tasks wait, and are dropped after Patience; 0 means 30 s.
@@ -95,7 +95,7 @@ type Options struct {
 	// Checkpoint is how often results are made durable; 0 means 10 s.
 	Checkpoint time.Duration
 
-	// Version is that of the program, for the summary.
+	// Version is the program's version, for the summary.
 	Version string
 	// Describe is what the summary says of the options, by name.
 	Describe map[string]string

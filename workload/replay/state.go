@@ -18,7 +18,7 @@ import (
 // stateName is the file that holds what a resumed run must know, beside the samples.
 const stateName = "state.json"
 
-// state of a run. A resumed one must have the same plan, targets and trace.
+// state is the state of a run. A resumed run must have the same plan, targets and trace.
 type state struct {
 	// Plan holds the options of the plan, Targets their names and URLs.
 	Plan    json.RawMessage `json:"plan"`

@@ -19,8 +19,8 @@ import (
 	"example.org/slipway/workload/replay/send"
 )
 
-// WorkerOptions of a Worker. The zero value is a worker without a secret, for
-// loopback.
+// WorkerOptions are the options of a Worker. The zero value is a worker without a secret,
+// for loopback.
 type WorkerOptions struct {
 	// Secret is the secret that a coordinator must know.
 	Secret string

@@ -13,7 +13,7 @@ import (
 	"example.org/slipway/internal/policy"
 )
 
-// The names of the bounds in CacheConfig.
+// These are the names of the bounds in CacheConfig.
 const (
 	Belady     = "belady"
 	BeladySize = "belady-size"
@@ -25,7 +25,7 @@ func Policies() []string { return append(policy.Names(), Belady, BeladySize) }
 // By says to which shard a request goes.
 type By uint8
 
-// The ways to choose a shard.
+// These are the ways to choose a shard.
 const (
 	// ByHost chooses the server that answered in the trace.
 	ByHost By = iota
@@ -56,18 +56,18 @@ func (b By) MarshalText() ([]byte, error) { return []byte(b.String()), nil }
 
 // CacheConfig is a cache to simulate. Sizes are totals over all shards.
 type CacheConfig struct {
-	// Policy is the policy of the memory; default lru. A bound has a single level of the
-	// size of both, and one shard. exec:PROGRAM is a program that decides, one for each
-	// shard: see docs/simulation.md.
+	// Policy is the policy of the memory; default lru. A bound has one shard and a single
+	// level, as large as memory and SSD together. exec:PROGRAM is a program that decides,
+	// one for each shard: see docs/simulation.md.
 	Policy    string `json:"policy"`
 	SSDPolicy string `json:"ssd_policy"`
-	// RAM and SSD are their sizes in bytes; an SSD of 0 is none.
+	// RAM and SSD are the sizes of memory and SSD in bytes. If SSD is 0, there is none.
 	RAM int64 `json:"ram"`
 	SSD int64 `json:"ssd"`
 	// Split is the size in bytes at and above which a layer never goes into memory; 0
 	// means none.
 	Split int64 `json:"split"`
-	// Admission to the SSD.
+	// Admission is the admission to the SSD.
 	Admission policy.Admission `json:"admission"`
 	// WriteRate and WriteBurst limit the writes to the SSD, see
 	// [policy.TwoLevelOptions].
@@ -77,7 +77,7 @@ type CacheConfig struct {
 	// them a request goes.
 	Shards int `json:"shards"`
 	By     By  `json:"by"`
-	// Seed of all that is random.
+	// Seed is the seed of all that is random.
 	Seed uint64 `json:"seed"`
 }
 
@@ -449,7 +449,7 @@ func (run *cacheRun) shard(i int) int {
 	case run.c.By == ByRandom:
 		return int(run.rnd.Uint64N(n))
 	case run.c.By == ByDigest:
-		// Fibonacci hashing, upper half.
+		// This is the upper half of Fibonacci hashing.
 		return int((uint64(run.r.Layer[i]) * 0x9e3779b97f4a7c15 >> 32) % n)
 	}
 	return int(uint64(run.r.Host[i]) % n)

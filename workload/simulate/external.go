@@ -14,7 +14,8 @@ import (
 // externalPrefix begins the name of a policy that is a program: exec:./mine.py.
 const externalPrefix = "exec:"
 
-// external returns the path of the program that is a policy, if the name is one of a program.
+// external returns the path of the program that is a policy, if the name stands for a
+// program.
 func external(name string) (program string, ok bool) {
 	return strings.CutPrefix(name, externalPrefix)
 }
@@ -70,8 +71,8 @@ func (p *externalPolicy) Remove(e *policy.Entry) {
 	p.tell("remove", int64(number(e)), e.Size)
 }
 
-// Evict asks the program. The answer is the number of a layer that it holds, or of the one that needs
-// the room.
+// Evict asks the program. The answer is the number of a layer that the program holds, or
+// of the layer that needs the room.
 func (p *externalPolicy) Evict(forEntry *policy.Entry) *policy.Entry {
 	if len(p.held) == 0 {
 		return nil

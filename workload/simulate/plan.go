@@ -19,17 +19,17 @@ type PlanConfig struct {
 	// Curves are the candidates, as totals over all replicas: lists of growing sizes. Each list
 	// shows where a larger size stops being worth it.
 	Curves [][]Size `json:"-"`
-	// Policy of the memory and SSDPolicy of the SSD; default gdsf and lru, those of the
-	// registry.
+	// Policy is the policy of the memory, and SSDPolicy is the policy of the SSD; default
+	// gdsf and lru, which are the registry's.
 	Policy    string           `json:"policy"`
 	SSDPolicy string           `json:"ssd_policy"`
 	Admission policy.Admission `json:"admission"`
 	// Split returns the size in bytes at and above which a layer never goes into a memory
 	// of ram bytes. nil means none.
 	Split func(ram int64) int64 `json:"-"`
-	// Growth scales the load of the trace: as many times the requests, for as many times
-	// the contents. Default 1. A cache that is Growth times as large has the hits of the
-	// trace.
+	// Growth scales the load of the trace: there are Growth times as many requests, for
+	// Growth times as many contents. Default 1. A cache that is Growth times as large has
+	// the same share of hits as in the trace.
 	Growth float64 `json:"growth"`
 	// Model says how long a layer takes from each place. The zero value is
 	// [DefaultModel].
@@ -52,8 +52,8 @@ type PlanConfig struct {
 	Seed    uint64 `json:"seed"`
 }
 
-// DefaultSplit is the size at and above which the registry keeps a layer out of a memory
-// of ram bytes, unless storage.blob_cache.large says otherwise.
+// DefaultSplit returns the smallest size of the layers that the registry does not keep in
+// a memory of ram bytes, unless storage.blob_cache.large says otherwise.
 func DefaultSplit(ram int64) int64 { return max(1, min(100<<20, ram/8)) }
 
 // DefaultRAMCost says that a byte of memory has long cost some twenty times as much as a
@@ -69,8 +69,8 @@ type Candidate struct {
 	Size
 	// Curve is the number of the list that the candidate is from.
 	Curve int `json:"curve"`
-	// Result is the result of the simulation. Its sizes and bytes are those of the trace,
-	// without growth.
+	// Result is the result of the simulation. Its sizes and bytes are of the trace as it
+	// is, without growth.
 	Result CacheResult `json:"result"`
 	// Later is the object ratio of the second half of the requests, when the cache had
 	// seen the first half.
@@ -91,7 +91,7 @@ type Candidate struct {
 	// times a day these bytes would fill the whole SSD.
 	SSDBytesPerDay float64 `json:"ssd_bytes_per_day"`
 	DriveWrites    float64 `json:"drive_writes_per_day"`
-	// Cost in bytes of SSD.
+	// Cost is the cost in bytes of SSD.
 	Cost float64 `json:"cost"`
 	// Meets reports whether Latency meets the goal.
 	Meets bool `json:"meets_goal"`

@@ -15,11 +15,10 @@ type Replica struct {
 	Bandwidth float64 `json:"network_bytes_per_second"`
 	// Busy is the share of both that may be used in the peak minute.
 	Busy float64 `json:"busy"`
-	// Spare is how many replicas there are beyond those that are needed, in case others
-	// fail.
+	// Spare is how many more replicas there are than needed, in case some fail.
 	Spare int `json:"spare"`
-	// Costs in seconds of CPU time: RequestCPU for each request, GBCPU for each GB sent,
-	// MissCPU for each layer that is fetched, MissGBCPU for each GB fetched, and
+	// These are costs in seconds of CPU time: RequestCPU for each request, GBCPU for each
+	// GB sent, MissCPU for each layer that is fetched, MissGBCPU for each GB fetched, and
 	// PushGBCPU for each GB pushed. They add up.
 	RequestCPU float64 `json:"request_cpu_seconds"`
 	GBCPU      float64 `json:"gb_cpu_seconds"`
@@ -63,7 +62,8 @@ type Advice struct {
 	// 0 if MaxReplicas are not enough; then Wanted says how many would be.
 	Replicas int `json:"replicas"`
 	Wanted   int `json:"wanted_replicas"`
-	// CPU and Network are the shares of each that are used in its peak minute.
+	// CPU and Network are the shares of a replica's CPU and network that are used, each
+	// in its peak minute.
 	CPU     float64 `json:"cpu_share"`
 	Network float64 `json:"network_share"`
 	// Peak is the latency in the peak minute, when transfers share the rest of the
@@ -111,9 +111,9 @@ func (p *planner) advise(ctx context.Context, plan *Plan) error {
 	return nil
 }
 
-// choose returns the number of the cheapest candidate that meets the goal, or else of the
-// one at the knee of the last curve. It passes over candidates that would wear out an
-// SSD, if there are others.
+// choose returns the number of the cheapest candidate that meets the goal. If none does,
+// it returns the number of the candidate at the knee of the last curve. It passes over
+// candidates that would wear out an SSD, if there are others.
 func (p *planner) choose(plan *Plan) (int, string) {
 	g, list := p.c.Goal, plan.Candidates
 	if g.Of == "" {

@@ -20,14 +20,14 @@ import (
 // Tier is how long a layer takes from one place: a time until the first byte and a rate,
 // or measured points.
 type Tier struct {
-	// Latency until the first byte, in milliseconds.
+	// Latency is the time until the first byte, in milliseconds.
 	Latency float64 `json:"latency_ms,omitempty"`
-	// Bandwidth of a single transfer, in bytes a second; 0 is no limit.
+	// Bandwidth is the rate of a single transfer, in bytes a second; 0 is no limit.
 	Bandwidth float64 `json:"bytes_per_second,omitempty"`
-	// Points, if there are any, replace both: measured times by size, in order of size. Between
-	// two points the time is interpolated. Below the first point the time is that of the first
-	// point. Above the last point the time grows at the rate between the last two points; with
-	// a single point it stays the same.
+	// Points, if there are any, replace both: measured times by size, in order of size.
+	// Between two points the time is interpolated. Below the first point, the time of the
+	// first point counts. Above the last point the time grows at the rate between the
+	// last two points; with a single point it stays the same.
 	Points []TierPoint `json:"points,omitempty"`
 }
 
@@ -256,7 +256,7 @@ func (g Goal) of(l Latency) float64 {
 	return l.Mean
 }
 
-// met reports whether a latency meets the goal. Without a goal, each does.
+// met reports whether a latency meets the goal. Without a goal, every latency meets it.
 func (g Goal) met(l Latency) bool { return g.Of == "" || g.of(l) <= g.Ms }
 
 // String writes the goal as ParseGoal reads it.

@@ -12,7 +12,7 @@ import (
 type Arrivals struct {
 	// minutes holds the minutes by their number since 1970.
 	minutes map[int64]*minute
-	// Requests counts requests of every kind, also those whose size is not known.
+	// Requests counts requests of every kind, including requests whose size is not known.
 	Requests int64
 	// First and Last are the times of the first and the last request, in microseconds
 	// since 1970.

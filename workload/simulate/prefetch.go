@@ -8,7 +8,7 @@ import (
 	"example.org/slipway/internal/policy"
 )
 
-// The names of the prefetchers in PrefetchConfig.
+// These are the names of the prefetchers in PrefetchConfig.
 const (
 	Algorithm1 = "algorithm1"
 	Manifest   = "manifest"
@@ -36,7 +36,8 @@ type PrefetchConfig struct {
 type PrefetchResult struct {
 	Config PrefetchConfig `json:"config"`
 
-	// LayerGets counts all requests for layers, Hits those that a prefetch served.
+	// LayerGets counts all requests for layers. Hits counts the requests that a prefetch
+	// served.
 	LayerGets  int64 `json:"layer_gets"`
 	Hits       int64 `json:"hits"`
 	Prefetches int64 `json:"prefetches"`
@@ -54,8 +55,8 @@ type PrefetchResult struct {
 	// the requests for layers that a prefetch served.
 	Precision float64 `json:"precision"`
 	Recall    float64 `json:"recall"`
-	// WastedBytes are the sizes of prefetches without a hit, including those that were
-	// still kept at the end of the trace.
+	// WastedBytes are the sizes of prefetches without a hit, including prefetches that
+	// were still kept at the end of the trace.
 	WastedBytes int64 `json:"wasted_bytes"`
 	// PeakBytes is the most that prefetched layers took at once.
 	PeakBytes int64 `json:"peak_bytes"`

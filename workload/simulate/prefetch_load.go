@@ -11,10 +11,10 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// Pair says how a pushed layer is recognized among those that are pulled.
+// Pair says how a pushed layer is recognized among the layers that are pulled.
 type Pair uint8
 
-// The ways to pair.
+// These are the ways to pair.
 const (
 	// PairDigest compares the digest. The log must have the digest of a push.
 	PairDigest Pair = iota
@@ -62,7 +62,7 @@ type Pulls struct {
 	client []uint32
 	// what has the number of the layer, or of the manifest.
 	what []uint32
-	// size of each layer.
+	// size is the size of each layer.
 	size []int64
 	// sets are the known layers of each manifest.
 	sets [][]learnt
@@ -291,8 +291,8 @@ func (l *pullLoader) finish() {
 	l.layers, l.manifests, l.version, l.open, l.pushed = nil, nil, nil, nil, nil
 }
 
-// layers returns the layers of a manifest that were known before a time. before is never
-// for all of them.
+// layers returns the layers of a manifest that were known before a time. If before is
+// never, it returns all of them.
 func (p *Pulls) layers(manifest uint32, before int64) []policy.Layer {
 	set := p.sets[manifest]
 	out := make([]policy.Layer, 0, len(set))

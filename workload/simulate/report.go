@@ -29,7 +29,7 @@ type CacheReport struct {
 	Ingress   int64  `json:"ingress_bytes"`
 	// Servers is how many servers answered. It is 0 if the trace does not say.
 	Servers int `json:"servers"`
-	// Skipped requests had no size.
+	// Skipped counts requests without a size.
 	Skipped int64 `json:"skipped_requests"`
 	// Sizes says where the sizes are from. Of says what the sizes of the caches are shares of.
 	Sizes   string        `json:"sizes"`
@@ -40,8 +40,8 @@ type CacheReport struct {
 // PrefetchReport is what was simulated and the results.
 type PrefetchReport struct {
 	Zone string `json:"zone"`
-	// Requests counts the requests for manifests and layers. Skipped counts those without
-	// a client or a size.
+	// Requests counts the requests for manifests and layers. Skipped counts the requests
+	// without a client or a size.
 	Requests int   `json:"requests"`
 	Skipped  int64 `json:"skipped_requests"`
 	// Manifests counts the manifests with known layers, which are learnt within Session.
@@ -107,8 +107,8 @@ func (r *PrefetchReport) WriteHTML(w io.Writer) error {
 	return p.WriteHTML(w)
 }
 
-// lines draws a value over the size of the memory: a line for each policy, and for each SSD that is as
-// many times as large. It leaves out policies of a single size.
+// lines draws a value over the size of the memory: a line for each policy and each ratio
+// of the SSD to the memory. It leaves out policies of a single size.
 func (r *CacheReport) lines(title string, value func(*CacheResult) float64) *chart.XY {
 	xy := &chart.XY{Title: title, Desc: title + ", a line for each policy", X: chart.Axis{Title: "memory", Unit: chart.Bytes},
 		Y: chart.Axis{Title: "share served from either level", Unit: chart.Share, Full: true}}

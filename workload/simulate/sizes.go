@@ -17,8 +17,9 @@ import (
 // Rho is the correlation of size and rank in popularity, from -1 to 1. 0 gives none, and
 // a negative one makes popular contents small.
 //
-// The random numbers are those of NumPy's default_rng(seed).standard_normal, so that the
-// same sizes can be made elsewhere. Those of [synth.SizeModel.Assign] cannot.
+// The random numbers are the same as from NumPy's default_rng(seed).standard_normal, so
+// that the same sizes can be made elsewhere. The sizes of [synth.SizeModel.Assign]
+// cannot.
 func ModelSizes(requests []int64, seed uint64, rho float64) []int64 {
 	n := len(requests)
 	rnd := newNormal(seed)

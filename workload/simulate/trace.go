@@ -1,7 +1,7 @@
 // Package simulate tries out caches and prefetchers on a trace: what a cache of some size
 // and policy would have kept, what a prefetcher would have fetched ahead, and how much of
-// it in vain. It runs the product's own policies (package policy), and also bounds:
-// policies that know the future.
+// that would have been in vain. It runs the product's own policies (package policy), and
+// also bounds: policies that know the future.
 //
 // [LoadCache] and [LoadPrefetch] read the needed columns of a zone of a store into
 // memory: about 16 bytes for each request for a layer. [Caches] and [Prefetch] then run
@@ -22,7 +22,7 @@ import (
 // Writes says what a PUT does to the cache.
 type Writes uint8
 
-// The kinds of writes.
+// These are the kinds of writes.
 const (
 	// NoWrites leaves PUTs out: the cache serves reads only.
 	NoWrites Writes = iota
@@ -58,7 +58,8 @@ func (w Writes) MarshalText() ([]byte, error) { return []byte(w.String()), nil }
 // is a number from 0 on. Without writes, layers are numbered in the order of their first
 // request.
 type Requests struct {
-	// Time in microseconds since 1970; nil if the source lacks it.
+	// Time is the time of each request in microseconds since 1970. It is nil if the
+	// source lacks the times.
 	Time []int64
 	// Layer is the requested layer.
 	Layer []uint32
@@ -68,7 +69,7 @@ type Requests struct {
 	// Write is true for a push that fills the cache and is not a request. It is nil if
 	// there is none.
 	Write []bool
-	// Size of each layer in bytes.
+	// Size is the size of each layer in bytes.
 	Size []int64
 	// Ingress is the sum of the sizes of all that was pushed, including manifests, in
 	// bytes. It lacks Unsized pushes, whose size is not known.
@@ -217,7 +218,8 @@ func (l *cacheLoader) batch(b *store.Batch) {
 	}
 }
 
-// maxUploads bounds the uploads whose PATCHes are remembered: those of a trace need not end.
+// maxUploads bounds how many uploads have their PATCHes remembered, because a trace may
+// have uploads that never end.
 const maxUploads = 1 << 20
 
 // pushed returns the size of what a push brought. Slipway's log records the size of the whole
@@ -230,7 +232,7 @@ func (l *cacheLoader) pushed(b *store.Batch, i int) int64 {
 	}
 	before := l.patched[b.Ref[i]]
 	delete(l.patched, b.Ref[i])
-	if before > max(0, size) { // the size is not that of the whole
+	if before > max(0, size) { // the size is not the size of the whole content
 		return before + max(0, size)
 	}
 	return size
@@ -298,8 +300,8 @@ func (l *cacheLoader) number(numbers map[store.Symbol]uint32, name store.Symbol,
 func (l *cacheLoader) add(b *store.Batch, i int, layer uint32, write bool) {
 	l.r.Time = append(l.r.Time, b.Time[i])
 	l.r.Layer = append(l.r.Layer, layer)
-	// Symbols are those of the whole store. Only numbers of the zone's own servers spread
-	// evenly over shards.
+	// Symbols are numbered over the whole store. Only numbers of the zone's own servers
+	// spread evenly over shards.
 	host, ok := l.hosts[b.Host[i]]
 	if !ok {
 		host = uint32(len(l.hosts))

@@ -5,7 +5,7 @@ import "fmt"
 // Bad says why a record was skipped.
 type Bad string
 
-// Why records are skipped.
+// These are the reasons why records are skipped.
 const (
 	BadSyntax    Bad = "syntax error"
 	BadType      Bad = "wrong type"

@@ -5,7 +5,7 @@ import "strings"
 // Kind is what a request's path points at.
 type Kind uint8
 
-// The kinds. Their numbers are stored.
+// These are the kinds. Their numbers are stored.
 const (
 	// Other is a path that does not belong to the protocol.
 	Other Kind = iota
@@ -46,7 +46,7 @@ type Target struct {
 	Ref string
 }
 
-// Namespace is the first segment of the repository's name: the user, in the IBM
+// Namespace returns the first segment of the repository's name: the user, in the IBM
 // registry.
 func (t Target) Namespace() string {
 	ns, _, _ := strings.Cut(t.Repo, "/")

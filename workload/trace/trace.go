@@ -48,14 +48,14 @@ type Record struct {
 	Digest string
 	// ID identifies the request.
 	ID string
-	// Time the request arrived.
+	// Time is when the request arrived.
 	Time time.Time
 }
 
 // Format is how records are written.
 type Format string
 
-// The formats.
+// These are the formats.
 const (
 	// FormatCLF is the Combined Log Format of Apache and nginx.
 	FormatCLF Format = "clf"
@@ -138,9 +138,9 @@ func appendEscaped(b []byte, s string) []byte {
 }
 
 // AppendTrace appends the record as a line of JSON with the ten fields: the duration in
-// seconds, the URI without its leading slash and query, the size of the content in
-// whichever direction it went, the time in UTC with milliseconds. What is unknown is
-// null. If the record has a digest, it is an eleventh field.
+// seconds, the URI without its leading slash and query, the size of the content that was
+// sent or received, the time in UTC with milliseconds. What is unknown is null. If the
+// record has a digest, it is an eleventh field.
 func (r *Record) AppendTrace(b []byte) []byte {
 	uri, _, _ := strings.Cut(r.URI, "?")
 	b = appendJSON(append(b, `{"host":`...), r.Host)

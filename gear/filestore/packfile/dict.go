@@ -84,8 +84,8 @@ func cover(all []byte, samples [][]byte) []byte {
 	return dict[tail:]
 }
 
-// weigh counts for each gram the samples in which it occurs. Occurring in a single sample
-// gives it no weight.
+// weigh counts for each gram the samples in which it occurs. A gram that occurs in a
+// single sample has no weight.
 func weigh(samples [][]byte) []uint32 {
 	weights := make([]uint32, 1<<gramBits)
 	last := make([]int32, 1<<gramBits)

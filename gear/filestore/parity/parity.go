@@ -1,7 +1,8 @@
-// Package parity keeps packs sound. A group of packs has parity files, from which, with the
-// other packs of the group, lost packs are made again. docs/formats/gear-parity.md has the
-// format. The package reads packs whole and never replaces an object by bytes that do not
-// have the object's digest. It decides nothing about which packs form a group.
+// Package parity keeps packs sound. A group of packs has parity files. A lost pack is
+// made again from the parity files and the other packs of its group.
+// docs/formats/gear-parity.md has the format. The package reads packs whole and never
+// replaces an object by bytes that do not have the object's digest. It decides nothing
+// about which packs form a group.
 package parity
 
 import (
@@ -35,7 +36,7 @@ const (
 	GroupPacks = 10
 	// parityBlock is how many bytes of each pack of a group are in RAM at a time.
 	parityBlock = 256 << 10
-	// repairPause is how long a repair that failed is not tried again for a reader.
+	// repairPause is how long a failed repair is not repeated for a reader.
 	repairPause = time.Minute
 )
 
@@ -95,12 +96,13 @@ func parityHeader(packs []gearfacts.Object, files, pos int) []byte {
 	return b
 }
 
-// headerSize is the size of the header of the parity files of a group.
+// headerSize returns the size of the header of a group's parity files.
 func headerSize(g *gearfacts.ParityGroup) int64 {
 	return int64(len(parityHeader(g.Packs, len(g.Files), 0)))
 }
 
-// shardSize is the size of the largest pack. The others count as if zeros followed them.
+// shardSize returns the size of the largest pack. The others count as if zeros followed
+// them.
 func shardSize(packs []gearfacts.Object) (n int64) {
 	for _, p := range packs {
 		n = max(n, p.Size)
@@ -121,8 +123,8 @@ func (e *DamagedError) Error() string { return fmt.Sprintf("pack %x: %v", e.Pack
 func (e *DamagedError) Unwrap() error { return e.Err }
 
 // Protect makes the parity of a group of packs, and calls record when the parity is
-// durable and was read back. It is called with the state of the packs in the object store,
-// of which it reads every byte. Errors: *DamagedError, and those of record.
+// durable and was read back. packs describes the packs as they are in the object store.
+// Protect reads every byte of them. Errors: *DamagedError, and those of record.
 func (s *Guard) Protect(ctx context.Context, packs []gearfacts.Object, record func(gearfacts.Group) error) (err error) {
 	w, err := s.newWriter(ctx, packs, s.opts.Files)
 	if err != nil {

@@ -28,7 +28,7 @@ func (s *Guard) Repair(ctx context.Context, pack gear.Name) error {
 	return s.repair(ctx, pack)
 }
 
-// repair is Repair. repairing is held.
+// repair is like Repair, for a caller that holds repairing.
 func (s *Guard) repair(ctx context.Context, pack gear.Name) error {
 	groups, err := s.groups.Groups(ctx, pack)
 	if err != nil {
@@ -163,8 +163,8 @@ func (f *first) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Repaired makes a pack again for a reader who found it damaged. It reports whether it
-// did.
+// Repaired makes a pack again for a reader who found it damaged. It reports whether the
+// pack was made again.
 func (s *Guard) Repaired(ctx context.Context, pack gear.Name) bool {
 	s.repairing.Lock()
 	defer s.repairing.Unlock()

@@ -76,7 +76,7 @@ func (s *Guard) sweepFile(ctx context.Context, file gear.Name) error {
 // says what is wrong with the pack. wait, if not nil, is called before bytes are read, with
 // their number. An error says that nothing was found out.
 func (s *Guard) Scrub(ctx context.Context, pack gear.Name, wait func(ctx context.Context, n int) error) (damage, err error) {
-	for range 2 { // a failed read may not be one of the medium
+	for range 2 { // a read may fail although the medium is sound
 		damage = s.verifyObject(ctx, packKey(pack), pack, wait)
 		if damage == nil {
 			return nil, s.checks.Checked(ctx, pack, "")

@@ -20,12 +20,13 @@ const Slack = 8
 //
 // Most encoders add every position to their chains, whatever they find there. So chains
 // makes the nodes of many positions ahead of the search, in one loop. The tables of the
-// last positions are much larger than a processor's nearest cache. In that loop it waits
-// for several of their entries at once, and a search does not need them any more.
+// last positions are much larger than a processor's nearest cache. In that loop the
+// processor waits for several of the tables' entries at once. A search does not need
+// these entries any more.
 //
 // The result is what the encoder finds, except for strings that share a hash with many
-// other strings. It need not be the same, because wrong predictions are corrected. But it
-// must never change.
+// other strings. The result need not be the same as the encoder's, because wrong
+// predictions are corrected. But the result must never change.
 type chains struct {
 	search
 	buf    []byte // plain bytes and Slack
@@ -56,7 +57,8 @@ const (
 	wmask     = window - 1
 	tableBits = 15
 	goBits    = 17 // bits of the hash of Go's encoder
-	// ring is the number of nodes that are kept: those of the window, and those ahead.
+	// ring is the number of nodes that are kept: the nodes of the window, and as many
+	// ahead.
 	ring  = 2 * window
 	rmask = ring - 1
 	// batch is how many nodes are made ahead.
@@ -113,8 +115,8 @@ func back(at, last int32) uint16 { return uint16(min(uint32(at-last), 1<<16-1)) 
 // because it does not see enough bytes there.
 func (c *chains) limit() int { return c.end - c.minLen + 1 }
 
-// reach makes the nodes up to that of i, and further ones if they do not depend on which
-// tokens the encoder takes.
+// reach makes the nodes up to the node of i. It makes further nodes if they do not depend
+// on which tokens the encoder takes.
 func (c *chains) reach(i int) {
 	to := i + 1
 	if !c.greedy {

@@ -31,8 +31,8 @@ type chunked struct {
 	engine
 	buf  []byte
 	base int // the first position that may be copied
-	from int // where the chunk begins,
-	to   int // and ends
+	from int // where the chunk begins
+	to   int // where the chunk ends
 	emit int // the bytes before it have been made into tokens
 	scan int // where the next search begins
 	toks []Token
@@ -222,8 +222,8 @@ func (k *klauspost5) putLong(v uint64, at int) {
 // near reports whether t is before s, at a distance that a match may have.
 func near(s, t int) bool { return s-t < window && t < s }
 
-// found is a match of the bytes at s with those at t. A length of 0 means that the length
-// is not known yet.
+// found says that the bytes at s match the bytes at t. A length of 0 means that the
+// length is not known yet.
 type found struct{ s, t, n int }
 
 func (k *klauspost5) more(c *chunked) {
@@ -258,7 +258,7 @@ func (k *klauspost5) more(c *chunked) {
 	}
 }
 
-// same reports whether the four bytes v, which are at s, are at t as well, near enough.
+// same reports whether the four bytes v, which are at s, are also at t, and t is near.
 func (c *chunked) same(v uint64, s, t int) bool { return near(s, t) && load32(c.buf, t) == uint32(v) }
 
 // length returns the length of a match of at least four bytes, up to the longest.

@@ -80,7 +80,7 @@ type heapCoder struct {
 	freq, parent [2*286 + 1]int32
 	length       [2*286 + 1]uint8
 	depth        [2*286 + 1]uint8
-	heap         [286 + 2]int // heap[1] is the least; n of them are in the heap
+	heap         [286 + 2]int // heap[1] is the least node; the heap has n nodes
 	n            int
 	sorted       [2*286 + 1]int // nodes from the rarest to the most frequent, filled from the front
 }
@@ -369,8 +369,8 @@ func mergeCounts(leaves []mergeLeaf, limit int) (count [16]int) {
 		}
 	}
 	// The code consists of the first items of the last list, of the items of the list
-	// before that their pairs are made of, and so on. A leaf has as many bits as there
-	// are lists from which it is taken.
+	// before it that make up these items' pairs, and so on. A leaf has as many bits as
+	// there are lists from which it is taken.
 	take := size
 	for level := limit; level > 0 && take > 0; level-- {
 		in := int(leavesIn[level][take-1])

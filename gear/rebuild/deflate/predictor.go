@@ -16,7 +16,8 @@ type Predictor struct {
 	at       int
 
 	// known says that the search at the position at was already done. nextKnown says that
-	// for the next position, if a better match there was the reason for a literal.
+	// the search at the next position was done, which happens if a better match there was
+	// the reason for a literal.
 	known, nextKnown     bool
 	length, dist         int
 	nextLength, nextDist int
@@ -41,8 +42,9 @@ type Span struct {
 	At int
 	// Member is where the member begins in Buf. It may be negative.
 	Member int
-	// Horizons has the places from At on, in order, at which the encoder had to finish
-	// what it had before it saw more: the ends of members and empty stored blocks.
+	// Horizons has, in order, the places from At on at which the encoder had to finish
+	// all bytes that it had seen, before it saw further bytes. These are the ends of
+	// members and empty stored blocks.
 	Horizons []int
 }
 
@@ -230,7 +232,7 @@ func (p *Predictor) runLength() Token {
 	return 0
 }
 
-// Took records which token it was in fact. It must not reach beyond the plain bytes.
+// Took records t as the actual token. t must not reach beyond the plain bytes.
 func (p *Predictor) Took(t Token) {
 	if p.run != nil {
 		p.run.took(t, p.at+t.Len())
@@ -281,8 +283,8 @@ func (p *Predictor) Follow(toks []Token, n, end int) []Token {
 	return toks
 }
 
-// Agree records which tokens there are in fact, as long as they are as predicted. It
-// returns the number of these, and the guess for the token after them.
+// Agree takes the actual tokens, as long as they are as predicted, and records them. It
+// returns how many it recorded, and the guess for the token after them.
 func (p *Predictor) Agree(toks []Token) (n int, guess Token) {
 	for n < len(toks) {
 		k, at := 0, p.at

@@ -70,8 +70,8 @@ func (r *Reader) Drop(n int) {
 	r.member -= n
 }
 
-// Next returns the next part of the stream, or io.EOF at its end. The errors are those of
-// the source, ErrFormat and ErrUnsupported.
+// Next returns the next part of the stream, or io.EOF at its end. Errors: ErrFormat,
+// ErrUnsupported, and errors of the source.
 func (r *Reader) Next() (*Event, error) {
 	e := &Event{Bit: r.bit(), Plain: r.plain}
 	err := r.next(e)

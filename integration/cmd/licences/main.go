@@ -10,8 +10,9 @@ import (
 	"os"
 )
 
-// builds are the builds to check: the binaries of a release, and the one with Ceph's driver. Users
-// build that one themselves, so it is checked but not listed.
+// builds are the builds to check: the binaries of a release, and the binary with Ceph's
+// driver. Users build the binary with the driver themselves, so it is checked but not
+// listed.
 var builds = []build{
 	{goarch: "amd64", listed: true},
 	{goarch: "arm64", listed: true},

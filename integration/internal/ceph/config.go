@@ -36,7 +36,7 @@ func (c *Cluster) configure(o *Options) error {
 }
 
 const (
-	// global bounds the ports of the OSD, which are the monitor's neighbours.
+	// global bounds the ports of the OSD, which are next to the monitor's ports.
 	global = `ms_bind_port_min = %d
 ms_bind_port_max = %d
 osd_scrub_load_threshold = 0.001

@@ -51,9 +51,9 @@ func (o *Options) agentConfig() string {
 	return b.String()
 }
 
-// writeHosts configures how containerd reaches its registries: which certificate it accepts from
-// them, or that they speak HTTP. The product writes the latter for nodes with an agent that run
-// pods, and ctr has a flag for it.
+// writeHosts configures how containerd reaches its registries: which certificate it
+// accepts from them, or that they speak HTTP. For nodes with an agent that run pods, the
+// agent writes that they speak HTTP, and ctr has a flag for it.
 func (n *Node) writeHosts() error {
 	scheme, ca := "https://", fmt.Sprintf("  ca = %q\n", n.o.CA)
 	if n.o.CA == "" {

@@ -15,9 +15,9 @@ const diskBytes = 24 << 30
 
 // NewDisk makes a directory and mounts an unused file system at it. The file system is
 // ext4 in a file beside the directory, and bypasses that file's page cache. An emptied
-// directory would not do. For some minutes ext4 skips each deleted inode whenever it
-// makes a file, so a program that makes many files would pay for what ran before (a plain
-// pull of 13,000 files took 27 seconds instead of 9).
+// directory would not be good enough. For some minutes ext4 skips each deleted inode
+// whenever it makes a file, so a program that makes many files would pay for what ran
+// before (a plain pull of 13,000 files took 27 seconds instead of 9).
 //
 // The caller unmounts the directory and then calls DropDisk. Root only.
 func NewDisk(ctx context.Context, dir string, sizeBytes int64) error {

@@ -77,7 +77,8 @@ func mountsBelow(dir string) ([]mount, error) {
 	return out, nil
 }
 
-// loopsBelow returns the loop devices whose backing files lie below a directory, with those files.
+// loopsBelow returns the loop devices whose backing files lie below a directory, with
+// these files.
 func loopsBelow(dir string) (map[string]string, error) {
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {

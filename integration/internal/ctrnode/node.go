@@ -271,7 +271,7 @@ func (n *Node) RunContainer(ctx context.Context, ref, id string, args ...string)
 // Tasks runs tasks on the node, one after the other.
 func (n *Node) Tasks() *tasks.Ctr {
 	dir := n.path("runs")
-	if own, err := os.MkdirTemp(dir, ""); err == nil { // else the run fails
+	if own, err := os.MkdirTemp(dir, ""); err == nil { // otherwise the run fails
 		dir = own
 	}
 	return &tasks.Ctr{Program: filepath.Join(tool.Dir(), "ctr"), Socket: n.path("c.sock"), Snapshotter: n.Snapshotter(), Env: n.env, Dir: dir}

@@ -17,10 +17,10 @@ const pageSize = 4096
 
 type fileID struct{ dev, ino uint64 }
 
-// unsynced holds the content on the disk of those pages of a file that differ from the
-// page cache. Its methods work on nil, for files of which nothing is kept.
+// unsynced holds what the disk has of the pages of a file that differ from the page
+// cache. Its methods work on nil, for files of which nothing is kept.
 //
-// It does what Linux does. A successful fsync writes a page to the disk. After a failed
+// It behaves like Linux. A successful fsync writes a page to the disk. After a failed
 // fsync the page is clean, although the disk has the old content. The next fsync skips
 // the page, and only another write to the page gives it a new chance. Names and sizes are
 // durable at once here.

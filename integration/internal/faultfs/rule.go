@@ -134,7 +134,7 @@ type fault struct {
 // stops reports whether the operation is not carried out.
 func (x fault) stops() bool { return x.err != 0 && !x.done }
 
-// or returns the fault's error, or else the operation's own result.
+// or returns the fault's error, or, without a fault, the operation's own result.
 func (x fault) or(errno syscall.Errno) syscall.Errno {
 	if x.err != 0 {
 		return x.err

@@ -67,7 +67,7 @@ func answer(value any, err error) string {
 	return fmt.Sprint(value)
 }
 
-// simple is an operation on a path, with no random choice except the path.
+// simple returns an operation on a path, with no random choice except the path.
 func simple(name1 string, weight int, do func(t *tree, path string) (any, error)) operation {
 	return operation{name: name1, weight: weight, make: func(rng *rand.Rand) (string, func(*tree) string) {
 		p := name(rng)
@@ -75,7 +75,7 @@ func simple(name1 string, weight int, do func(t *tree, path string) (any, error)
 	}}
 }
 
-// onFile is an operation on an open file.
+// onFile returns an operation on an open file.
 func onFile(name1 string, weight int, do func(rng *rand.Rand) (string, func(t *tree, fd int) (any, error))) operation {
 	return operation{name: name1, weight: weight, make: func(rng *rand.Rand) (string, func(*tree) string) {
 		s := slot(rng)
@@ -264,7 +264,7 @@ func extent(rng *rand.Rand) int {
 
 func wrap2(n any, err error) (any, error) { return n, err }
 
-// betweenFiles is an operation from one open file to another.
+// betweenFiles returns an operation from one open file to another.
 func betweenFiles(name string, weight int, do func(to, from, n int) (int, error)) operation {
 	return operation{name: name, weight: weight, make: func(rng *rand.Rand) (string, func(*tree) string) {
 		to, from, n := slot(rng), slot(rng), extent(rng)

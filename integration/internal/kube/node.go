@@ -186,8 +186,8 @@ func (p *Plane) Ready(ctx context.Context, namespace string, limit time.Duration
 	return time.Since(began), err
 }
 
-// RemoveImages removes kubelet's images, in the way that kubelet does, except those whose name
-// contains one of the texts.
+// RemoveImages removes kubelet's images in the way that kubelet removes them. It keeps an
+// image whose name contains one of the texts.
 func (n *Node) RemoveImages(ctx context.Context, keep ...string) error {
 	conn, err := grpc.NewClient("unix://"+n.ImageSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 
 // Task is the work for which a container is started.
 type Task struct {
-	// Series names the images for which the task is. Name is a word for what the task
+	// Series names the images that the task is for. Name is a word for what the task
 	// does.
 	Series, Name string
 	// Args replace the arguments of the image's own command; they still go through its entrypoint.
@@ -101,8 +101,8 @@ func first() []Task {
 	}
 }
 
-// second returns tasks that use the same images in other ways. They are not covered by
-// what an image was prepared for with its first task.
+// second returns tasks that use the same images in other ways. An image that was prepared
+// for its first task is not prepared for these.
 func second() []Task {
 	return []Task{
 		{Series: "debian", Name: "lists its packages", Args: shell("dpkg-query -W -f '${Package} ${Status}\\n' | grep -c 'install ok installed' >/tmp/n; test $(cat /tmp/n) -gt 50; perl -e 'print join(\",\", map { $_*$_ } 1..5), \"\\n\"'"),

@@ -72,7 +72,7 @@ type Response struct {
 	Body   []byte
 }
 
-// StatusError is an answer whose status is not the one that the method needs.
+// StatusError is an answer with another status than the method needs.
 type StatusError struct {
 	Method, Path string
 	Status       int

@@ -2,9 +2,9 @@
 // ledger of what the registry acknowledged. After a fault it checks the registry against
 // the ledger.
 //
-// The rule is the one on which users rely. Every acknowledged push is present, with every
-// byte. Every acknowledged deletion is in effect. An operation under way has either
-// happened completely or not at all.
+// Users rely on the following rule. Every acknowledged push is present, with every byte.
+// Every acknowledged deletion is in effect. An operation under way has either happened
+// completely or not at all.
 package workload
 
 import (

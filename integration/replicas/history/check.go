@@ -106,10 +106,10 @@ const (
 
 // checkCell judges the reads of one cell.
 //
-// A read excludes a write as its origin if another write certainly followed that write and had
-// certainly taken effect by the start of the read's window. Two concurrent writes take effect in
-// one order only, which the reads reveal: a read of one of them after both have ended shows which
-// was the later.
+// A read excludes a write as its origin if another write certainly followed that write
+// and had certainly taken effect by the start of the read's window. Two concurrent writes
+// take effect in one order only, which the reads reveal: a read of one of them after both
+// have ended shows that this one was the later.
 func checkCell(ops []Op, stale time.Duration) (found []Violation) {
 	writes := []*write{{Op: Op{Kind: Write, Value: Absent, Start: always, End: always}, done: always, over: never}}
 	var reads []Op

@@ -26,11 +26,11 @@ type Tree struct {
 	FileOf []int32
 }
 
-// Of returns the tree of an index. The index must be that of a whole image
+// Of returns the tree of an index. The index must describe a whole image
 // ([gear.Index.Flat]). A directory that no entry describes gets mode 0755, owner root and
 // the epoch as its time. Nothing is escaped. Only the entries that [gear.Mountable] omits
 // are omitted. Of does not check that names are unique or that a file system can hold the
-// nodes: the writer of the file system does. Errors: *[erofs.Error].
+// nodes: the writer of the file system checks this. Errors: *[erofs.Error].
 func Of(x *gear.Index) (*Tree, error) {
 	b := &builder{
 		x:      x,

@@ -16,7 +16,7 @@ type Trace struct {
 	mu    sync.Mutex
 	began time.Time
 	over  bool
-	// watched says that all opens were seen, not only those that reached the pool.
+	// watched says that all opens were seen, not only the opens that reached the pool.
 	watched bool
 	donor   string
 	files   map[gear.Name]*traced

@@ -43,7 +43,7 @@ type Table struct {
 	f      *os.File
 	keys   []uint64 // the first 8 bytes of each name, ascending
 	chunks int64
-	// bytes is the size of all files, large the size of those with chunks.
+	// bytes is the size of all files. large is the size of the files with chunks.
 	bytes int64
 	large int
 }

@@ -1,10 +1,10 @@
 // Package wire sends requests without a body over HTTP/1.1 with as little work as
-// possible. It is for programs that measure servers on the machine they run on: every
-// microsecond that the client uses is one that the server does not have.
+// possible. It is for programs that measure servers on the machine they run on: the
+// server lacks every microsecond that the client uses.
 //
 // A [Client] sends one request after the other. It keeps a connection to each host and
 // reads into one buffer. It hands on a body in pieces, without copying them, and
-// allocates only those parts of an answer that are kept. It does not follow redirects. It
+// allocates only the parts of an answer that are kept. It does not follow redirects. It
 // does not use proxies, credentials or cookies, and does not decompress bodies: its
 // caller sees what the server sent. An answer that violates RFC 9112 is an error, and its
 // connection is closed. Valid answers are understood as net/http understands them.
@@ -25,7 +25,7 @@ import (
 	"time"
 )
 
-// Defaults and limits.
+// These are defaults and limits.
 const (
 	defaultTimeout = time.Minute
 	dialTimeout    = 10 * time.Second

@@ -39,7 +39,7 @@ func (m Maker) Check() error {
 	return nil
 }
 
-// Key is the key of the content that a name stands for: a digest, a pseudonym, an
+// Key returns the key of the content that a name stands for: a digest, a pseudonym, an
 // upload.
 func Key(name string) uint64 {
 	h := uint64(14695981039346656037) // FNV-1a, whose offset and prime these are
@@ -49,8 +49,8 @@ func Key(name string) uint64 {
 	return mix(h)
 }
 
-// mix is the finalizer of SplitMix64: every bit of the result depends on every bit
-// of x.
+// mix returns x mixed by the finalizer of SplitMix64: every bit of the result depends on
+// every bit of x.
 func mix(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
@@ -76,8 +76,9 @@ func (m Maker) block(b []byte, key uint64, i int64) {
 	}
 }
 
-// Reader reads the content of a key from off up to end, which are byte offsets. It
-// is also an [io.Seeker] within these bounds, and not safe for concurrent use.
+// Reader returns a reader of the content of a key from off up to end, which are byte
+// offsets. The reader is also an [io.Seeker] within these bounds, and not safe for
+// concurrent use.
 func (m Maker) Reader(key uint64, off, end int64) *Reader {
 	return &Reader{maker: m, key: key, start: off, pos: off, end: max(off, end), have: -1}
 }
@@ -132,7 +133,7 @@ func (r *Reader) Seek(offset int64, whence int) (int64, error) {
 	return offset, nil
 }
 
-// Digest is the SHA-256 of size bytes of a key's content.
+// Digest returns the SHA-256 of size bytes of a key's content.
 func (m Maker) Digest(key uint64, size int64) (sum [sha256.Size]byte) {
 	h := sha256.New()
 	buf := make([]byte, 64<<10)

@@ -17,12 +17,13 @@ type manifest struct {
 	children []pair
 	named    bool
 	depth    uint8
-	// put is set once a push told what the only version names: then reads add nothing.
+	// put is set once a push has shown what the only version names. Reads then add
+	// nothing.
 	put bool
 	// config is the layer that stands in for the configuration; store.None if a
 	// configuration is made and put in place.
 	config store.Symbol
-	// digest is that of the version put in place, or of the only one.
+	// digest is the digest of the version put in place, or of the only version.
 	digest [32]byte
 }
 
@@ -32,14 +33,14 @@ func isDigested(k pair) bool { return k.repo() == store.None }
 type place struct {
 	// content is the first content that it names.
 	content pair
-	// second is that of the first PUT.
+	// second is when the first PUT came, as [Plan.pairs] holds it.
 	second uint32
 	// warm is set if the place was read before a manifest was put there. brought is set if the
 	// manifest exists as soon as another place of the repository is warm.
 	warm, brought bool
 }
 
-// manifestOf is the key of the manifest that a request is about.
+// manifestOf returns the key of the manifest that a request is about.
 func manifestOf(b *store.Batch, i int) pair {
 	if d := b.Digest[i]; d != store.None {
 		return pairOf(store.None, d)
@@ -57,8 +58,8 @@ func (p *Plan) manifest(k pair) *manifest {
 	return m
 }
 
-// at notes that a request named a manifest by a place, and reports whether it is the first
-// request that did.
+// at notes that a request named a manifest by a place, and reports whether no earlier
+// request named it by this place.
 func (s *survey) at(k, content pair) (*place, bool) {
 	if l := s.places[k]; l != nil {
 		return l, false
@@ -105,8 +106,8 @@ func (s *survey) putManifest(b *store.Batch, i int) {
 	delete(s.uploads, visits)
 }
 
-// names notes what a manifest names that a client puts: the layers it has brought or
-// found, or else the manifests it has put.
+// names notes what a manifest names when a client puts it. These are the layers that the
+// client has brought or found, or else the manifests that it has put.
 func (s *survey) names(k pair, m *manifest, v *visit) {
 	if isDigested(k) && len(v.layers) > 0 {
 		m.layers, m.put = nil, true
@@ -221,7 +222,7 @@ func (s *survey) completeManifests() {
 	}
 }
 
-// isOwn reports whether a place is the one that names its content.
+// isOwn reports whether a place names its content by the content's own name.
 func isOwn(k pair, l *place) bool {
 	return k == l.content || isDigested(l.content) && k.ref() == l.content.ref()
 }
@@ -232,7 +233,8 @@ func (p *Plan) needsConfig(k pair, l *place) bool {
 	return m.config == store.None && len(m.children) == 0 && (isOwn(k, l) || l.warm)
 }
 
-// maxConfig bounds what can stand in for a configuration, in bytes: registries read those.
+// maxConfig bounds what can stand in for a configuration, in bytes, because registries
+// read configurations.
 const maxConfig = 1 << 20
 
 // chooseConfig makes the smallest of a manifest's blobs its configuration, because one of

@@ -16,8 +16,9 @@ import (
 )
 
 // blobType is the media type of the layers that are made, and of the blob that stands in
-// for a configuration. A registry that looks into layers or configurations need not try. It
-// is short, so that a manifest is no longer than the recorded one.
+// for a configuration. It tells a registry that looks into layers or configurations that
+// there is nothing to see. It is short, so that a manifest is no longer than the recorded
+// one.
 const blobType = "application/octet-stream"
 
 // noteVersion is the annotation that makes versions differ, and that fills a manifest up.
@@ -26,8 +27,8 @@ const noteVersion = "v"
 // maxManifest bounds the padding: registries take manifests up to 4 MiB.
 const maxManifest = 3 << 20
 
-// image is the configuration of a manifest that has none among its layers: it is a valid
-// one, and different for each.
+// image returns the configuration of a manifest that has none among its layers. It is a
+// valid one, and different for each manifest.
 func (p *Plan) image(k pair, m *manifest) ([]byte, error) {
 	img := ocispec.Image{Platform: ocispec.Platform{Architecture: "amd64", OS: "linux"}, RootFS: ocispec.RootFS{Type: "layers"}}
 	if !isDigested(k) {
@@ -90,7 +91,7 @@ func (p *Plan) hasLayer(k pair, layer store.Symbol, version int64) bool {
 	return when == inPlace || version != 0 && int64(when) <= version/1e6
 }
 
-// index is a manifest that names others.
+// index returns a manifest that names others.
 func (p *Plan) index(k pair, m *manifest) (mediaType string, body []byte, err error) {
 	doc := ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex}
 	for _, c := range m.children {
@@ -109,7 +110,8 @@ func (p *Plan) index(k pair, m *manifest) (mediaType string, body []byte, err er
 	return ocispec.MediaTypeImageIndex, body, err
 }
 
-// version names a version of a manifest. A manifest with a digest has only one.
+// version returns the name of a version of a manifest. A manifest with a digest has only
+// one.
 func (p *Plan) version(k pair, version int64) string {
 	return fmt.Sprintf("%010x", content.Key(fmt.Sprintf("%s@%d", p.src.Name(store.Refs, k.ref()), version))>>24)
 }
@@ -133,7 +135,7 @@ func (p *Plan) fill(m *manifest, version string, encode func(note map[string]str
 	return encode(nil, false)
 }
 
-// sealManifests computes the digests of the manifests, once those of the layers are
+// sealManifests computes the digests of the manifests. The digests of the layers must be
 // known.
 func (p *Plan) sealManifests() error {
 	for k, m := range p.manifests {

@@ -9,7 +9,7 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// names makes valid names of those in the trace.
+// names makes valid names from the names in the trace.
 type names struct {
 	src    Source
 	prefix string

@@ -19,7 +19,7 @@ type Source interface {
 	// Scan hands out the requests of a zone in the order of their time. A batch is valid until
 	// fn returns. Two scans with the same query hand out the same requests.
 	Scan(ctx context.Context, q store.Query, fn func(*store.Batch) error) error
-	// Name is what a symbol stands for.
+	// Name returns what a symbol stands for.
 	Name(t store.Table, sym store.Symbol) string
 }
 
@@ -28,7 +28,7 @@ var _ Source = (*store.Store)(nil)
 // Policy says which of several registries a request goes to.
 type Policy string
 
-// The policies.
+// These are the policies.
 const (
 	// ByRandom spreads requests evenly.
 	ByRandom Policy = "random"
@@ -73,8 +73,9 @@ type Options struct {
 	// SessionGap is how long a client may pause within a pull or push, 0 means one
 	// minute: requests of one client and repository that are closer belong together.
 	SessionGap time.Duration
-	// KeepGaps starts no step of a pull earlier after the pull's beginning than the trace
-	// did, whatever Speed is. Otherwise a step starts when its turn comes.
+	// KeepGaps keeps the times of the steps within a pull, whatever Speed is: no step
+	// starts earlier after the pull's beginning than in the trace. Otherwise a step
+	// starts when its turn comes.
 	KeepGaps bool
 	// LayersAtOnce is how many layers a session transfers at once. 0 means 3, as Docker
 	// does.

@@ -13,7 +13,7 @@ import (
 // l0Repo is the only repository of L0.
 const l0Repo = "replay"
 
-// manifestKey is the key of a manifest's content at L0, where it is a blob.
+// manifestKey returns the key of a manifest's content at L0, where a manifest is a blob.
 func (p *Plan) manifestKey(k pair, version int64) uint64 {
 	return content.Key(fmt.Sprintf("%s:%s@%d", p.src.Name(store.Repos, k.repo()), p.src.Name(store.Refs, k.ref()), version))
 }
@@ -124,7 +124,7 @@ func (p *Plan) manifestStep(s *Step, b *store.Batch, i int) error {
 	}
 	s.Op = OpPutManifest
 	version := b.Time[i]
-	if s.Ref == "" || isDigested(k) { // a digest has only one version, and others request that
+	if s.Ref == "" || isDigested(k) { // a manifest with a digest has only one version, which other requests name
 		version = 0
 	}
 	return p.putManifest(s, k, m, version)
@@ -165,7 +165,8 @@ func (p *Plan) uploadStep(s *Step, b *store.Batch, i int) error {
 	return nil
 }
 
-// whole is a POST that needs no other request: it mounts a blob, or carries one.
+// whole makes the step of a POST that needs no other request, because it mounts a blob or
+// carries one.
 func (p *Plan) whole(s *Step, b *store.Batch, i int) error {
 	s.Op = OpPush
 	if b.Size[i] == 0 {

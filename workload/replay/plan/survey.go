@@ -49,8 +49,8 @@ type Skip map[string]int64
 
 // Plan is a trace that was surveyed. Its methods must not be called concurrently.
 type Plan struct {
-	// Requests is the number of requests that the plan has, Skipped the number of those
-	// it leaves out. Tasks is not known until they are made.
+	// Requests is the number of requests that the plan has. Skipped is how many requests
+	// of the trace it leaves out. Tasks is not known until they are made.
 	Requests int64
 	Skipped  Skip
 	// First and Last are the recorded times of the plan's requests. Length is the run's
@@ -269,7 +269,7 @@ func (s *survey) request(b *store.Batch, i int) {
 		if b.Method[i] == store.DELETE || !ok {
 			return
 		}
-		// A HEAD of unknown outcome is more likely to be one before a push.
+		// A HEAD of unknown outcome most likely comes before a push.
 		if b.Method[i] == store.HEAD && b.Status[i] == 0 {
 			return
 		}

@@ -22,7 +22,7 @@ import (
 //	 8  8  hash of what the content is made with
 //	16 32  zero
 //
-// Record n+1 is that of symbol n of table "refs":
+// Record n+1 belongs to symbol n of table "refs":
 //
 //	 0  8  size in bytes; 0 if the content is not needed
 //	 8  8  key of the content

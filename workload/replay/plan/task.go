@@ -23,7 +23,7 @@ import (
 // Level is how much of the protocol is replayed.
 type Level uint8
 
-// The levels.
+// These are the levels.
 const (
 	// L0 sends blobs only: each GET and PUT of a manifest or a layer becomes a GET or PUT
 	// of a blob in one repository, as in the replayer of Anwar et al. (FAST'18).
@@ -55,7 +55,7 @@ func (l Level) String() string { return fmt.Sprintf("L%d", uint8(l)) }
 // Op is what a step does.
 type Op uint8
 
-// The operations.
+// These are the operations.
 const (
 	// OpRequest is one request without a body: a ping, a GET, a HEAD, a list.
 	OpRequest Op = iota
@@ -74,15 +74,16 @@ const (
 	opCount
 )
 
-// Step is one thing that a task does: a request, or the few that belong together.
+// Step is one thing that a task does: a request, or a few requests that belong together.
 type Step struct {
 	// Stage orders the steps of a task. The steps of a stage begin when all steps of the
 	// stage before have ended, and at most [Task.Parallel] run at once.
 	Stage uint8
-	// After is the least time between the beginning of the task and that of the step.
+	// After is the least time from the beginning of the task to the beginning of the
+	// step.
 	After time.Duration
 	Op    Op
-	// Method and Kind are those of the trace.
+	// Method and Kind are as in the trace.
 	Method store.Method
 	Kind   trace.Kind
 	// Repo is a valid repository name; Ref a tag or digest. MountFrom is another
@@ -108,8 +109,8 @@ type Step struct {
 	Bare bool
 	// Target is the index of the registry that gets the request.
 	Target uint8
-	// Body and MediaType are those of a manifest. Body may also be the content of a small
-	// blob.
+	// Body and MediaType are the content and the media type of a manifest. Body may also
+	// be the content of a small blob.
 	Body      []byte
 	MediaType string
 }
@@ -133,7 +134,7 @@ type Task struct {
 // Session is what kind of session a task is.
 type Session uint8
 
-// The kinds of session.
+// These are the kinds of session.
 const (
 	Single Session = iota
 	Pull

@@ -62,7 +62,7 @@ func (n *numbered) emit(recorded int64, t *Task) error {
 	return n.fn(t)
 }
 
-// WarmRounds is how many rounds the warm-up has. Each round begins when the one before
+// WarmRounds is how many rounds the warm-up has. Each round begins when the round before
 // has ended.
 const WarmRounds = 2
 

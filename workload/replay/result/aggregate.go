@@ -37,7 +37,7 @@ type Group struct {
 func newHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(1, maxMicros, digits) }
 
 func record(h *hdrhistogram.Histogram, v int64) {
-	_ = h.RecordValue(min(max(v, 1), maxMicros)) // in range by that
+	_ = h.RecordValue(min(max(v, 1), maxMicros)) // the value is in range
 }
 
 // Block is a stretch of the run, by the times at which requests were to be sent.
@@ -77,7 +77,7 @@ const openSeconds = 900
 type Aggregate struct {
 	Groups map[Key]*Group
 	// Lag is the generator's own lag. Wait is the time that requests waited for a place
-	// among those under way.
+	// among the requests under way.
 	Lag, Wait *hdrhistogram.Histogram
 	// Outcomes counts requests, and Sessions whole pulls and pushes, by their outcome.
 	Outcomes, Sessions [outcomes]int64
@@ -308,7 +308,7 @@ func (a *Aggregate) Sum(want func(Key) bool) *Group {
 	return sum
 }
 
-// Requests returns how many requests there are, including those that were never sent.
+// Requests returns how many requests there are, including requests that were never sent.
 func (a *Aggregate) Requests() (n int64) {
 	for _, c := range a.Outcomes {
 		n += c

@@ -21,7 +21,7 @@ type Metric struct {
 	of func(b *Block, seconds float64) float64
 }
 
-// Metrics are the figures that can be compared, and have gates.
+// Metrics returns the figures that can be compared and can have gates.
 func Metrics() []Metric {
 	latency := func(q float64) func(*Block, float64) float64 {
 		return func(b *Block, _ float64) float64 { return b.Latency.Quantile(q) / 1e3 }
@@ -74,18 +74,18 @@ func ParseGate(s string) (Gate, error) {
 	return Gate{}, fmt.Errorf("unknown metric %q: there are %s", name, strings.Join(names, ", "))
 }
 
-// CompareOptions of Compare. The zero value is usable.
+// CompareOptions are the options of Compare. The zero value is usable.
 type CompareOptions struct {
-	// Confidence of the intervals, 0 means 0.95.
+	// Confidence is the confidence of the intervals; 0 means 0.95.
 	Confidence float64
 	// Resamples is how many times the blocks are drawn, 0 means 1000.
 	Resamples int
 	// BlockSeconds is the length of the blocks that are drawn; 0 means 1. Longer blocks
 	// are right if one second depends on the seconds before.
 	BlockSeconds int64
-	// Seed of the random draws. The same seed gives the same intervals.
+	// Seed is the seed of the random draws. The same seed gives the same intervals.
 	Seed uint64
-	// Gates that have to hold.
+	// Gates are the gates that have to hold.
 	Gates []Gate
 }
 

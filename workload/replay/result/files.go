@@ -19,7 +19,7 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// Files of a result.
+// These are the files of a result.
 const (
 	partGlob    = "requests-*.parquet"
 	partName    = "requests-%06d.parquet"

@@ -15,7 +15,7 @@ import (
 // Outcome is how a request ended.
 type Outcome uint8
 
-// The outcomes.
+// These are the outcomes.
 const (
 	// OK is the recorded answer, or a success.
 	OK Outcome = iota
@@ -61,7 +61,8 @@ func parseOutcome(s string) Outcome {
 // Object is what a request was about: the kinds of a trace, and whole sessions.
 type Object uint8
 
-// Objects that are no kinds of [trace.Kind]; their numbers are above those of the kinds.
+// These are the objects that are no kinds of [trace.Kind]. Their numbers are greater than
+// the numbers of the kinds.
 const (
 	PullSession Object = 16
 	PushSession Object = 17
@@ -120,13 +121,13 @@ type Sample struct {
 	Extra bool
 }
 
-// Latency is the time in microseconds from the intended sending to the end.
+// Latency returns the time in microseconds from the intended sending to the end.
 func (s *Sample) Latency() int64 { return s.End - s.Intended }
 
-// Service is the time in microseconds from the actual sending to the end.
+// Service returns the time in microseconds from the actual sending to the end.
 func (s *Sample) Service() int64 { return s.End - s.Sent }
 
-// Lag is the time in microseconds by which the generator itself was late.
+// Lag returns the time in microseconds by which the generator itself was late.
 func (s *Sample) Lag() int64 { return max(0, s.Sent-s.Intended-s.Wait) }
 
 // Executed reports whether the request was sent and its end is known.
@@ -135,7 +136,7 @@ func (s *Sample) Executed() bool { return s.Outcome < Dropped }
 // IsSession reports whether the sample is of a whole session.
 func (s *Sample) IsSession() bool { return s.Object >= PullSession }
 
-// SizeClass is the class of a body's size, see [SizeClasses].
+// SizeClass returns the class of a body's size, see [SizeClasses].
 func (s *Sample) SizeClass() uint8 {
 	for i, limit := range sizeLimits {
 		if s.Bytes < limit {

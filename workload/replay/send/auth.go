@@ -27,7 +27,7 @@ type authority struct {
 // token is the token of a scope. It is empty until it is fetched. The lock of the
 // authority is not held while a token is fetched, so that requests of other scopes go on.
 type token struct {
-	mu      sync.Mutex // held while it is fetched: others that need it wait for it
+	mu      sync.Mutex // held while the token is fetched: others that need the token wait
 	value   string
 	expires time.Time
 }
@@ -96,8 +96,9 @@ func (a *authority) basicHeader() string {
 	return r.Header.Get("Authorization")
 }
 
-// answer returns the credentials that answer the challenges of an answer from a URL,
-// after refused was shown in vain. It returns "" if there are none.
+// answer returns the credentials that satisfy the challenges in an answer from a URL.
+// refused are the credentials that were sent in vain. It returns "" if there are no
+// others.
 func (a *authority) answer(ctx context.Context, challenges []string, from *url.URL, scope, refused string) (string, error) {
 	c := wire.ChooseChallenge(challenges, from)
 	switch c.Scheme {

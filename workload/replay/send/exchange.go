@@ -32,7 +32,7 @@ type exchange struct {
 	// fine reports whether a status of 300 or more is no error.
 	fine func(status int) bool
 
-	// What came of it.
+	// These fields say what came of it.
 	status  int
 	answer  http.Header
 	at      *url.URL // where the answer came from

@@ -46,7 +46,7 @@ func newUploads() *uploads {
 	return &uploads{byID: map[uint64]*upload{}, fresh: map[uint64][]*upload{}}
 }
 
-// by is the key under which a client's fresh uploads are kept.
+// by returns the key under which a client's fresh uploads are kept.
 func (r *run) by() uint64 { return clientKeyOf(r.task, r.Step) }
 
 // keep notes an upload that a POST began.
@@ -235,7 +235,7 @@ func (r *run) put(ctx context.Context, up *upload) {
 	r.do(ctx, x)
 }
 
-// push is a whole upload.
+// push does a whole upload.
 func (r *run) push(ctx context.Context) {
 	if r.Ask {
 		x := &exchange{method: store.HEAD, object: result.Object(trace.Blob), url: r.url(r.Repo, "blobs", r.Ref), header: http.Header{},

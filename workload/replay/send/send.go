@@ -23,7 +23,7 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// Options of a Sender. The zero value is usable.
+// Options are the options of a Sender. The zero value is usable.
 type Options struct {
 	// Maker makes the layers. It must be the Maker of the plan.
 	Maker content.Maker
@@ -193,7 +193,7 @@ func (s *Sender) stage(ctx context.Context, t *plan.Task, from, to int, begin, i
 	var wg sync.WaitGroup
 	for range n {
 		wg.Go(func() {
-			due, wait := intended, wait // a worker's first step was due when the stage was
+			due, wait := intended, wait // a worker's first step was due when the stage began
 			for i := range next {
 				samples, _ := s.step(ctx, t, i, s.await(ctx, begin, due, t.Steps[i].After), wait)
 				collect(samples)
@@ -208,8 +208,9 @@ func (s *Sender) stage(ctx context.Context, t *plan.Task, from, to int, begin, i
 	wg.Wait()
 }
 
-// await waits until a step is due, but not beyond the end of ctx, and returns when it was
-// due: at due, or After the task's beginning if that is later.
+// await waits until a step is due, but not beyond the end of ctx. It returns when the
+// step was due. That is at due, but not before the duration after has passed since the
+// task's beginning.
 func (s *Sender) await(ctx context.Context, begin, due int64, after time.Duration) int64 {
 	if after == 0 {
 		return due
@@ -247,7 +248,7 @@ func unsent(t *plan.Task, i int, outcome result.Outcome) result.Sample {
 func Unsent(t *plan.Task, outcome result.Outcome, intended, now, wait int64, done []int32) []result.Sample {
 	var out []result.Sample
 	for i := range t.Steps {
-		if t.Alone() || !slices.Contains(done, int32(i)) { // alone: it was only an upload's begin that had one
+		if t.Alone() || !slices.Contains(done, int32(i)) { // a single step has no sample yet, except perhaps for the beginning of its upload
 			out = append(out, unsent(t, i, outcome))
 		}
 	}

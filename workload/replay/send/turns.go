@@ -9,10 +9,10 @@ import (
 	"example.org/slipway/workload/trace"
 )
 
-// turns makes requests wait for those that their client would have waited for: the parts of an
-// upload go one after another, a manifest follows what it names, and a HEAD that finds a
-// content follows its push. A task waits only for tasks that were announced before it. So no
-// two tasks wait for each other, however many tasks may run at once.
+// turns makes requests wait for the requests that their client would have waited for: the
+// parts of an upload go one after another, a manifest follows what it names, and a HEAD
+// that finds a content follows its push. A task waits only for tasks that were announced
+// before it. So no two tasks wait for each other, however many tasks may run at once.
 type turns struct {
 	mu    sync.Mutex
 	tasks map[int64]*turn    // the tasks that were announced and have not ended
@@ -80,7 +80,7 @@ func (s *Sender) begun(t *plan.Task) (up *upload) {
 	return up
 }
 
-// endTurn ends the turn of a task and wakes those that wait for it.
+// endTurn ends the turn of a task and wakes the requests that wait for it.
 func (s *Sender) endTurn(t *plan.Task) {
 	s.turns.mu.Lock()
 	defer s.turns.mu.Unlock()
@@ -126,12 +126,12 @@ func (w *turn) await(ctx context.Context) {
 	w.after = nil
 }
 
-// clientKeyOf is the key of a client and a repository.
+// clientKeyOf returns the key of a client and a repository.
 func clientKeyOf(t *plan.Task, st *plan.Step) uint64 {
 	return t.Client ^ content.Key(st.Repo) ^ uint64(st.Target)
 }
 
-// Salts of keys.
+// These are salts of keys.
 const (
 	saltUpload   = 0x9e3779b97f4a7c15
 	saltManifest = 0xc2b2ae3d27d4eb4f

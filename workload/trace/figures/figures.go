@@ -20,8 +20,9 @@ type Figures struct {
 	Blobs     int64 `json:"blobs"`
 	Others    int64 `json:"others"`
 
-	// Popularity of blobs by digest and by URI, of manifests by URI, of manifest
-	// references over all repositories, of repositories and of their first segments.
+	// These fields describe the popularity of blobs by digest and by URI, of manifests by
+	// URI, of manifest references over all repositories, of repositories and of their
+	// first segments.
 	BlobDigests  Popularity `json:"blob_digests"`
 	BlobURIs     Popularity `json:"blob_uris"`
 	ManifestURIs Popularity `json:"manifest_uris"`
@@ -47,8 +48,8 @@ type Figures struct {
 	Followed []Followed `json:"followed,omitempty"`
 	// SinglePulls are repositories that look like they were pulled once.
 	SinglePulls SinglePulls `json:"single_pulls"`
-	// PingRun is the mean length of runs of pings. PingRunIndependent is what it would be
-	// if each GET were a ping independently of the one before.
+	// PingRun is the mean length of runs of pings. PingRunIndependent is what PingRun
+	// would be if pings were distributed at random over the GETs.
 	PingRun            float64 `json:"ping_run"`
 	PingRunIndependent float64 `json:"ping_run_independent"`
 }
@@ -60,8 +61,8 @@ type Popularity struct {
 	// Top is the most requested thing, TopRequests the number of its requests.
 	Top         string `json:"top"`
 	TopRequests int64  `json:"top_requests"`
-	// Shares of the requests: for the first thing, the first ten, and the first 1 %
-	// (rounded down, at least one).
+	// These are shares of the requests: for the first thing, the first ten, and the first
+	// 1 % (rounded down, at least one).
 	Rank1 float64 `json:"rank1"`
 	Top10 float64 `json:"top10"`
 	Top1  float64 `json:"top1_percent"`
@@ -78,7 +79,8 @@ type Growth struct {
 	Distinct int64 `json:"distinct"`
 }
 
-// Quantiles of a distribution; between two values they are interpolated.
+// Quantiles are the quantiles of a distribution. Between two values they are
+// interpolated.
 type Quantiles struct {
 	Count  int64   `json:"count"`
 	Median float64 `json:"median"`
@@ -91,7 +93,7 @@ type Quantiles struct {
 // next GETs, and before the next manifest GET of that repository.
 type Followed struct {
 	Within int64 `json:"within"`
-	// Share of all manifest GETs.
+	// Share is the share of all manifest GETs.
 	Share float64 `json:"share"`
 	// Layers is the distribution of the number of blob GETs that follow each of these manifest
 	// GETs.
@@ -116,7 +118,7 @@ const (
 	minPull, maxPull = 4, 20
 )
 
-// followWindows are the windows of Followed, growthPoints those of Growth.
+// followWindows are the windows of Followed. growthPoints are the points of Growth.
 var (
 	followWindows = [...]int64{200, 1000, 5000}
 	growthPoints  = [...]int64{10_000, 100_000}

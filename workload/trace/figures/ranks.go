@@ -79,7 +79,8 @@ func zipfSlope(all []ranked) float64 {
 // different symbols have occurred since. That is the number of symbols before it in a
 // list that is kept by recency. Symbols are below limit.
 func stackDistances(sequence []store.Symbol, limit int) []int64 {
-	// A Fenwick tree over positions counts those that are the last of their symbol.
+	// A Fenwick tree over positions counts the positions that are the last of their
+	// symbol.
 	tree := make([]int32, len(sequence)+1)
 	add := func(i int, d int32) {
 		for ; i < len(tree); i += i & -i {

@@ -25,12 +25,12 @@ type AnonymiserOptions struct {
 	Agents bool
 }
 
-// Anonymiser replaces the names in records by pseudonyms: hosts, clients, ids, digests, and every
-// segment of a path except the protocol's own words. A pseudonym is the first 8 bytes, in
-// hexadecimal, of the HMAC-SHA-256 of the name under a key. The same name has the same pseudonym
-// everywhere, so that an upload's digest is that of the blob which is fetched later. Without the
-// key nobody can test names. Users, referers and queries are left out. Its methods must not run
-// concurrently.
+// Anonymiser replaces the names in records by pseudonyms: hosts, clients, ids, digests,
+// and every segment of a path except the protocol's own words. A pseudonym is the first 8
+// bytes, in hexadecimal, of the HMAC-SHA-256 of the name under a key. The same name has
+// the same pseudonym everywhere, so that an upload has the same digest as the blob which
+// is fetched later. Without the key nobody can test names. Users, referers and queries
+// are left out. Its methods must not run concurrently.
 type Anonymiser struct {
 	o     AnonymiserOptions
 	mac   hash.Hash

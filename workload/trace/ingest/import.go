@@ -55,8 +55,8 @@ const unknownPlaces = 5
 const (
 	// importBatch is the number of records that go from a reader to the writer at once.
 	importBatch = 512
-	// batchBytes bounds the strings of a batch, except those of its last record. Five hundred
-	// ordinary records have fewer bytes.
+	// batchBytes bounds the strings of a batch, except the strings of its last record.
+	// Five hundred ordinary records have fewer bytes.
 	batchBytes = 256 << 10
 	// aheadBatches is the number of batches of a file that may wait until the files before it are
 	// in the store: 32,768 records, or about 10 MB. Strings beyond aheadBytes do not wait.
@@ -99,7 +99,8 @@ func Import(ctx context.Context, in *logs.Input, files []string, w *store.Writer
 		im.o.Zone = defaultZone
 	}
 	files = in.Choose(ctx, files)
-	// The file whose records are added, and those that wait here, are read at the same time.
+	// The file whose records are added, and the files that wait here, are read at the
+	// same time.
 	order := make(chan *reading, min(runtime.GOMAXPROCS(0), maxReaders)-1)
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
@@ -217,7 +218,7 @@ type importer struct {
 	counts     store.Tally
 }
 
-// file adds the records of a file, after those of the files before.
+// file adds the records of a file, after the records of the files before.
 func (im *importer) file(r *reading) error {
 	close(r.turn)
 	for b := range r.batches {

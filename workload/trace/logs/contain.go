@@ -152,16 +152,16 @@ func (in *Input) archive(ctx context.Context, r io.Reader, name string, depth in
 	}
 }
 
-// harborPart reports whether a file of an archive has a name that Harbor gives to logs that repeat
-// those of its proxy.
+// harborPart reports whether a file of an archive has a name that Harbor gives to logs
+// that repeat the logs of its proxy.
 func harborPart(name string) bool {
 	part, _, ok := strings.Cut(filepath.Base(name), ".log")
 	return ok && (part == "core" || part == "registry" || part == "portal")
 }
 
 // harborProxies returns the logs of Harbor's proxy in an archive, by directory. It goes
-// by the names only. The archive is read once more, because a file may come after those
-// that repeat it. An archive that cannot be read again, such as a pipe, has none.
+// by the names only. The archive is read once more, because a file may come after the
+// files that repeat it. An archive that cannot be read again, such as a pipe, has none.
 func harborProxies(ctx context.Context, path string) map[string]string {
 	fronts := map[string]string{}
 	f, err := os.Open(path)

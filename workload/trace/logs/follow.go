@@ -224,7 +224,7 @@ func (in *Input) followDecoder(r text, samples [][]byte) (dec decoder, err error
 		if err != nil || !ok || lines.parse != nil {
 			return dec, err
 		}
-		lines.uris = nil // which have no times
+		lines.uris = nil // URIs have no times
 		known := newLineDecoder(newText(bytes.NewReader(sample)), "", in.o.Now)
 		for len(known.parse) == 0 && known.next() == nil {
 			if err := known.find(); err != nil {

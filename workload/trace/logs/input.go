@@ -191,7 +191,7 @@ func (in *Input) decoder(ctx context.Context, r text, head []byte) (decoder, err
 		return tenfield.NewDecoder(r.unbuffered(), in.interned), nil
 	}
 	begin := func() (func([]byte, *trace.Record) error, error) {
-		if in.turn != nil { // its times continue where those of the file before end
+		if in.turn != nil { // its times continue where the times of the file before end
 			select {
 			case <-in.turn:
 			case <-ctx.Done():

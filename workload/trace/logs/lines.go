@@ -193,8 +193,8 @@ func (d *lineDecoder) detect() trace.Format {
 	return d.parse[0].Name
 }
 
-// lookAhead returns the rank of the format that comes first in the table, among those of a line and
-// of the lines after it in memory.
+// lookAhead looks at a line and the lines after it in memory. Of their formats, it
+// returns the rank of the one that comes first in the table.
 func (d *lineDecoder) lookAhead(best int) int {
 	d.linesAhead(func(l *line) bool {
 		if rank := formats.Rank(&l.Line); rank >= 0 && (best < 0 || rank < best) {

@@ -9,7 +9,8 @@ import (
 // Method is an HTTP method of a registry. The numbers are stored nowhere.
 type Method uint8
 
-// The methods. OtherMethod stands for all methods that a registry does not know.
+// These are the methods. OtherMethod stands for all methods that a registry does not
+// know.
 const (
 	OtherMethod Method = iota
 	GET
@@ -72,8 +73,8 @@ type Batch struct {
 	Kind   []trace.Kind
 	// Status is the HTTP status, or 0 if the source lacks it.
 	Status []uint16
-	// Host is the server that answered, Client the client that asked. Tables "clients"
-	// and "hosts".
+	// Host is the server that answered, and Client is the client that asked. They are in
+	// tables "hosts" and "clients".
 	Host, Client []Symbol
 	// Repo is the repository, Namespace its first segment. Both are in table "repos".
 	Repo, Namespace []Symbol
@@ -82,7 +83,7 @@ type Batch struct {
 	// upload if the source has it. Both are in table "refs", so that a blob's GET and the
 	// PUT that brought it have the same symbol.
 	Ref, Digest []Symbol
-	// Agent is the user agent. Table "agents".
+	// Agent is the user agent. It is in table "agents".
 	Agent []Symbol
 }
 

@@ -12,12 +12,13 @@ import (
 
 // CopyOptions say which requests are copied. The zero value copies all as they are.
 type CopyOptions struct {
-	// Zones that are copied; none means all.
+	// Zones are the zones that are copied; none means all.
 	Zones []string
-	// From and To bound the time of arrival: From is in, To is not. Zero is unbounded.
+	// From and To bound the time of arrival: From is included, To is not. A zero time is
+	// no bound.
 	From, To time.Time
 	// Repos are patterns of [path.Match]. A request is copied if its repository matches
-	// one. Without patterns all requests are copied, including those that have no
+	// one. Without patterns all requests are copied, including requests that have no
 	// repository.
 	Repos []string
 	// Change is called for each record before it is written, and may change it; nil for

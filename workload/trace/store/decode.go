@@ -8,7 +8,7 @@ import (
 	"github.com/parquet-go/parquet-go"
 )
 
-// errRows is returned for a column whose length is not the one in the index.
+// errRows is returned for a column whose length differs from the index.
 var errRows = errors.New("it has another number of values than the index says")
 
 // eachPage calls fn for the pages of a column, until that returns an error.

@@ -7,7 +7,7 @@ import (
 	"github.com/parquet-go/parquet-go/format"
 )
 
-// The columns of strings that have a dictionary, and whose rows have a Symbol.
+// These are the columns of strings that have a dictionary, and whose rows have a Symbol.
 const (
 	textHost = iota
 	textClient
@@ -21,8 +21,9 @@ const (
 	numTexts
 )
 
-// The tables of these symbols. One table for all columns would do. Separate tables keep
-// the symbols of a column close together, so that what is looked up by them is small.
+// These are the tables of the symbols. One table for all columns would be possible.
+// Separate tables keep the symbols of a column close together, so that what is looked up
+// by them is small.
 const (
 	tabNames = iota
 	tabPaths

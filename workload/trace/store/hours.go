@@ -81,7 +81,7 @@ func (h *hourBuffer) addID(m *memRow, id string) (more int) {
 // row returns a row by its index.
 func (h *hourBuffer) row(i uint32) *memRow { return &h.rows[i/chunkRows][i%chunkRows] }
 
-// id is a row's.
+// id returns the id of a row.
 func (h *hourBuffer) id(m *memRow) string {
 	if m.idLen == 0 {
 		return ""

@@ -20,7 +20,7 @@ type source interface {
 // memSource returns the rows of a buffer.
 type memSource struct {
 	b    *dayBuffer
-	hour int // the one that is being given, from 1
+	hour int // the hour whose rows are being returned, from 1
 	sort sorter
 	i    int
 	row  row
@@ -69,8 +69,8 @@ type fileSource struct {
 	sound   int64
 }
 
-// How many bytes a source reads of each column at once. There is one source for a day's
-// file and up to maxRuns for its runs.
+// These are how many bytes a source reads of each column at once. There is one source for
+// a day's file and up to maxRuns for its runs.
 const (
 	dayBuffers = 1 << 18
 	runBuffer  = 1 << 15

@@ -25,9 +25,9 @@ const (
 	magic = "PAR1"
 )
 
-// pageWriter writes a Parquet file in complete column chunks. It collects rows by the
-// numbers of their own symbols, which is several times as fast as letting the library
-// look all strings up again. Schema, encodings and structures are the library's.
+// pageWriter writes a Parquet file in complete column chunks. It collects rows by their
+// symbols' numbers, which is several times as fast as letting the library look all
+// strings up again. Schema, encodings and structures are the library's.
 type pageWriter struct {
 	out    *bufio.Writer
 	off    int64

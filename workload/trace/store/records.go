@@ -81,7 +81,7 @@ func (s *fileSource) seek(rowIndex int64) (err error) {
 		return err
 	}
 	s.at = rowIndex
-	for ; s.sound < rowIndex; s.checked++ { // those before are not read
+	for ; s.sound < rowIndex; s.checked++ { // the rows before are not read
 		s.sound += s.pf.Metadata().RowGroups[s.checked].NumRows
 	}
 	return nil

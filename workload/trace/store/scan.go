@@ -15,7 +15,7 @@ import (
 // Columns is a set of columns of a [Batch]. Time is always there.
 type Columns uint32
 
-// The columns.
+// These are the columns.
 const (
 	ColDuration Columns = 1 << iota
 	ColSize
@@ -40,7 +40,7 @@ type Query struct {
 	// From and To bound the time of arrival: From is included, To is not. Zero is
 	// unbounded.
 	From, To time.Time
-	// Columns to read; 0 is all of them.
+	// Columns are the columns to read; 0 means all of them.
 	Columns Columns
 }
 
@@ -165,7 +165,7 @@ func (sc *scanner) day(ctx context.Context, zone string, d *dayFile, from, to in
 	return nil
 }
 
-// slice is a part of a batch.
+// slice returns a part of a batch.
 func (b Batch) slice(lo, hi int) Batch {
 	return Batch{Zone: b.Zone, Time: b.Time[lo:hi],
 		Duration: part(b.Duration, lo, hi), Size: part(b.Size, lo, hi), Method: part(b.Method, lo, hi),

@@ -26,7 +26,8 @@ type row struct {
 	URI      string `parquet:"uri,dict"`
 }
 
-// What the footer of each file says beside the schema.
+// These are the keys under which the footer of each file holds what the schema does not
+// say.
 const (
 	metaVersion = "slipway.trace.version"
 	metaZone    = "slipway.trace.zone"
@@ -50,7 +51,7 @@ const (
 	maxGroup = 1 << 18
 	// maxGroupText is about how many bytes of strings a column of a row group may have.
 	maxGroupText = 128 << 20
-	// microseconds in an hour and in a day.
+	// These are the numbers of microseconds in an hour and in a day.
 	microHour = int64(time.Hour / time.Microsecond)
 	microDay  = 24 * microHour
 )
@@ -101,7 +102,8 @@ func (r *row) record(dst *trace.Record) {
 	}
 }
 
-// parseKind is the inverse of [trace.Kind.String]. It returns Other for an unknown kind.
+// parseKind does the reverse of [trace.Kind.String]. It returns Other for an unknown
+// kind.
 func parseKind(s string) trace.Kind {
 	for k := trace.Other; k <= trace.Catalog; k++ {
 		if k.String() == s {

@@ -31,7 +31,7 @@ type fileStats struct {
 }
 
 // writeFile writes a file of the store: the rows of the sources and of a buffer, which
-// may be nil. Rows of the buffer come after those of the sources with the same time.
+// may be nil. Rows of the buffer come after rows of the sources with the same time.
 func writeFile(path string, key dayKey, sources []source, b *dayBuffer, o *fileOptions) (st fileStats, err error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
 	if err != nil {
@@ -106,7 +106,7 @@ func (s *sink) buffer(b *dayBuffer) error {
 	return nil
 }
 
-// fresh counts rows of a buffer and keeps only those that are to be written.
+// fresh counts rows of a buffer and keeps only the rows that are to be written.
 func (s *sink) fresh(h *hourBuffer, rows []memRow, seen *twins[symbolID]) []memRow {
 	kept := rows[:0]
 	for i := range rows {
@@ -166,8 +166,8 @@ func (s *sink) keep(duplicate, fresh bool) bool {
 	return true
 }
 
-// place makes room for n rows of an hour, whose times go from first to last. It begins a row
-// group if the hour is not that of the rows before, or if those are enough.
+// place makes room for n rows of an hour, whose times go from first to last. It begins a
+// row group if the rows before are of another hour, or if they fill their row group.
 func (s *sink) place(first, last int64, n int) (begun bool, err error) {
 	at := len(s.hours) - 1
 	if at < 0 || s.group.full(n) || s.hours[at].First/microHour != first/microHour {
@@ -204,8 +204,9 @@ func (s *sink) finish(key dayKey) error {
 	})
 }
 
-// symbolID identifies a row among rows of the same time and buffer; stringID does so
-// among rows of any sources. Two rows with the same identity are duplicates.
+// symbolID identifies a row among rows of the same time and buffer. stringID identifies a
+// row among rows of the same time from any sources. Two rows with the same identity are
+// duplicates.
 type (
 	symbolID struct {
 		id                    string
@@ -225,9 +226,10 @@ type twins[ID comparable] struct {
 	same     map[ID]struct{}
 }
 
-// again reports whether a row came before. A row that cannot be a duplicate never did.
+// again reports whether an equal row came before. It returns false for a row that cannot
+// be a duplicate.
 func (w *twins[ID]) again(t int64, can bool, id ID) bool {
-	if t != w.now || !w.begun { // most times are those of one row
+	if t != w.now || !w.begun { // at most times there is one row
 		w.begun, w.now, w.first, w.firstCan = true, t, id, can
 		if len(w.same) > 0 {
 			clear(w.same)

@@ -122,7 +122,7 @@ func checkChunk(r io.ReaderAt, meta *format.FileMetaData, group, column int) err
 		if h.Type == format.DictionaryPage {
 			err = c.dictionary(h)
 		} else {
-			if first && at != m.DataPageOffset { // a reader may go there
+			if first && at != m.DataPageOffset { // a reader may go to the place in the footer
 				return errors.New("its first page is not where the footer says")
 			}
 			first = false
@@ -327,14 +327,14 @@ func (w *thriftWalk) structure(depth int) bool {
 			}
 		}
 		kind := head & 0xf
-		if kind != thriftTrue && kind != thriftFalse && !w.value(kind, depth) { // the kind of these two is itself the value
+		if kind != thriftTrue && kind != thriftFalse && !w.value(kind, depth) { // for a boolean, the kind is the value
 			return false
 		}
 	}
 	return false
 }
 
-// The types of Thrift.
+// These are the types of Thrift.
 const (
 	thriftTrue = 1 + iota
 	thriftFalse

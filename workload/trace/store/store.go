@@ -88,7 +88,7 @@ func Open(dir string) (*Store, error) {
 // Close releases the store. Nothing may use it or its symbols afterwards.
 func (s *Store) Close() error { return nil }
 
-// Dir is the store's directory.
+// Dir returns the store's directory.
 func (s *Store) Dir() string { return s.dir }
 
 func openZone(dir, name string) (zone, error) {
@@ -198,8 +198,8 @@ func damaged(err *error, path string) {
 // Zone describes what a store has of one zone.
 type Zone struct {
 	Name string `json:"name"`
-	// Days that have requests, each at 0:00 UTC, in order. A day that is not among
-	// them is absent, which is not the same as idle.
+	// Days are the days that have requests, each at 0:00 UTC, in order. A day that is not
+	// among them is absent, which is not the same as idle.
 	Days    []time.Time `json:"days"`
 	Records int64       `json:"records"`
 	// First and Last are the times of the first and the last request.

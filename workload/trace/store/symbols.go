@@ -13,8 +13,8 @@ type strtab struct {
 	seed maphash.Seed
 	mix  uint64 // odd; it is random, so that nobody can make strings that get in each other's way
 	// slots is a power of two long, 1<<(64-shift), and at most three quarters of it are
-	// taken. A string is in the first slot that was free, counted from the one its key
-	// points at.
+	// taken. A string is in the first slot that was free when it was added, in order from
+	// the slot that its key points at.
 	slots []strSlot
 	shift uint8
 	names []string
@@ -147,7 +147,7 @@ func (t *strtab) put(slot strSlot) {
 // Table is one of a store's tables of symbols.
 type Table int
 
-// The tables.
+// These are the tables.
 const (
 	Hosts Table = iota
 	Clients

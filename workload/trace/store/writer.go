@@ -22,7 +22,7 @@ type WriterOptions struct {
 	// 256 MiB. Beyond it, days are published that nothing has been added to for a
 	// while, or sorted runs of records go to temporary files in the store's directory.
 	Memory int64
-	// DropDuplicates leaves out a record whose time, URI and non-empty id equal those of
+	// DropDuplicates leaves out a record that has the same time, URI and non-empty id as
 	// another. Without it, duplicates are only counted. What is in the store already
 	// stays in any case.
 	DropDuplicates bool
@@ -91,7 +91,7 @@ type dayBuffer struct {
 	kinds [trace.Catalog + 1]Symbol // the symbols of their names; None for kinds that no record had
 	runs  []string                  // temporary files
 	last  int64                     // tick of the last Add
-	// The values of the last record. The next one often has the same.
+	// These are the values of the last record. The next one often has the same.
 	host, method       string
 	hostSym, methodSym Symbol
 	// recent is created when there are enough records to be worth it, so that a trace of
@@ -106,7 +106,7 @@ type recentSym struct {
 	sym  Symbol
 }
 
-// recentSlots are enough for those of most requests: a registry has some hundreds of
+// recentSlots is enough for the strings of most requests: a registry has some hundreds of
 // clients at a time.
 const recentSlots = 1 << 10
 
@@ -241,7 +241,7 @@ func (w *Writer) Add(zone string, r *trace.Record) error {
 	return err
 }
 
-// AddKind is [Writer.Add], and returns what the record's URI points at.
+// AddKind is like [Writer.Add], and also returns what the record's URI points at.
 func (w *Writer) AddKind(zone string, r *trace.Record) (trace.Kind, error) {
 	if w.err != nil {
 		return trace.Other, w.err

@@ -17,7 +17,7 @@ type Job struct {
 	Profile *Profile
 	Options Options
 	// Add is called with each record in order of time, see [Profile.Generate]. It is
-	// called from one goroutine only, but at the same time as those of other jobs.
+	// called from one goroutine only, but at the same time as the Adds of other jobs.
 	Add func(*trace.Record) error
 	// Done is called after the last record. May be nil.
 	Done func() error

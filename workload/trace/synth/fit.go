@@ -12,8 +12,8 @@ import (
 	"example.org/slipway/workload/trace/store"
 )
 
-// The largest numbers of entries in a fitted profile's tables. Rarer entries are part of
-// the rest.
+// These are the largest numbers of entries in a fitted profile's tables. Rarer entries
+// are part of the rest.
 const (
 	fitLayers    = 3000
 	fitManifests = 3000

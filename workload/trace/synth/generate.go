@@ -12,7 +12,7 @@ import (
 	"example.org/slipway/workload/trace"
 )
 
-// Options for a trace.
+// Options are the options for a trace.
 type Options struct {
 	// Seed determines all that is random.
 	Seed uint64

@@ -13,7 +13,7 @@ func appendHex(b []byte, v uint64, digits int) []byte {
 	return b
 }
 
-// scramble is a permutation of 32-bit numbers, another one for each key, so that
+// scramble permutes the 32-bit numbers in a way that depends on the key, so that
 // different ids never get the same pseudonym. (The finalizer of MurmurHash3.)
 func scramble(id uint32, key uint64) uint32 {
 	x := id ^ uint32(key)
@@ -33,7 +33,7 @@ func mix64(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// hashString is FNV-1a.
+// hashString hashes with FNV-1a.
 func hashString(s string) uint64 {
 	h := uint64(14695981039346656037)
 	for i := 0; i < len(s); i++ {
@@ -42,8 +42,8 @@ func hashString(s string) uint64 {
 	return h
 }
 
-// latest is the pseudonym that half of the manifest GETs of the real traces have,
-// very likely that of the tag "latest".
+// latest is the pseudonym that half of the manifest GETs of the real traces have, very
+// likely the tag "latest".
 const latest = "817c8a39"
 
 // names makes the strings of a zone's records from numbers.

@@ -40,8 +40,8 @@ type Profile struct {
 	PullsWithLayers float64
 	// PingRun is the mean number of consecutive pings, at least 1.
 	PingRun float64
-	// Burst is the probability that a session begins together with the one before, from 0
-	// to less than 1.
+	// Burst is the probability that a session begins together with the session before,
+	// from 0 to less than 1.
 	Burst float64
 	// Pace is the mean pause of a client between two requests of a session, beyond
 	// waiting for the answer.
@@ -60,10 +60,11 @@ type Mix struct {
 	Head float64
 	// ManifestPut ends a push.
 	ManifestPut float64
-	// Upload is the share of POSTs answered with 202, and that of the PUTs that end the
-	// uploads they began. Patch is the share of PATCHes, at most that of uploads.
+	// Upload is the share of POSTs answered with 202, and also the share of the PUTs that
+	// end these uploads. Patch is the share of PATCHes, at most the share of uploads.
 	Upload, Patch float64
-	// Mount is the share of POSTs answered with 201, Redirect of those answered with 301.
+	// Mount is the share of POSTs answered with 201. Redirect is the share of POSTs
+	// answered with 301.
 	Mount, Redirect float64
 }
 
@@ -79,8 +80,8 @@ type Latency struct {
 	// by BytesPerSecond.
 	LayerGet       time.Duration
 	BytesPerSecond float64
-	// PutFactor and PatchFactor are how many times as long a PUT and a PATCH take as a
-	// GET.
+	// A PUT takes PutFactor times as long as a GET, and a PATCH takes PatchFactor times
+	// as long as a GET.
 	PutFactor, PatchFactor float64
 	Spread                 float64
 }
@@ -90,13 +91,13 @@ type Load struct {
 	// Hour and Weekday (from Sunday, in UTC) are weights. If all are zero, all are equal.
 	Hour    [24]float64
 	Weekday [7]float64
-	// Pauses are times without new sessions: so many a day, none shorter than PauseMin,
-	// PauseMean on the average.
+	// Pauses are times without new sessions. There are PausesPerDay of them. None is
+	// shorter than PauseMin, and PauseMean is their mean.
 	PausesPerDay        float64
 	PauseMin, PauseMean time.Duration
 }
 
-// Limits of a profile's tables, for the memory they take.
+// These are the limits of a profile's tables, for the memory they take.
 const (
 	maxTable = 1 << 20
 	maxHosts = 1 << 16

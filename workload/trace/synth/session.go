@@ -58,7 +58,8 @@ type planner struct {
 	hotLayers *table
 	repos     *table // of layers
 	clients   *table
-	// Sizes of popular contents, so that each kind of size gets its share of requests.
+	// hotSizes and hotManifests are the sizes of popular contents, so that each kind of
+	// size gets its share of requests.
 	hotSizes, hotManifests []int64
 	// fresh is the share of sessions that request new layers, hot the share of hot layers
 	// in them.
@@ -277,7 +278,8 @@ func (g *planner) image() (repo, tag uint32) {
 // layerRepo chooses the image whose layers are fetched.
 func (g *planner) layerRepo() (repo, tag uint32) {
 	if g.rnd.Float64() < g.wide {
-		// The leading repositories of layers differ from those of manifests.
+		// The most popular repositories of layers are not the most popular ones of
+		// manifests.
 		const behind = 20
 		return uint32(g.repos.draw(g.rnd)) + behind, 0
 	}
@@ -412,7 +414,7 @@ func (g *planner) push(client uint32) {
 	}
 }
 
-// known is a layer that the registry has.
+// known returns a layer that the registry has.
 func (g *planner) known() uint32 {
 	if n := min(g.nextRecent, recentBundles); n > 0 && g.rnd.Float64() >= g.hot {
 		b := g.recent[g.rnd.Uint64N(n)]

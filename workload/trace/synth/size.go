@@ -19,7 +19,7 @@ type Knot struct {
 // SizeModel is the distribution of the sizes of requested contents, weighted by requests:
 // a content that is requested a thousand times counts a thousand times.
 type SizeModel struct {
-	// Knots in ascending order, from share 0 to share 1. Between two knots the
+	// Knots are in ascending order, from share 0 to share 1. Between two knots the
 	// logarithm of the size grows with the share.
 	Knots []Knot
 }
@@ -81,10 +81,10 @@ func (m SizeModel) Mean() float64 {
 	return sum
 }
 
-// WithMean changes the sizes above the limit, and those alone, so that the mean
-// becomes the one wanted: (size/limit)^e instead of size/limit. The mean cannot be
-// made smaller than with all large sizes at the limit, nor larger than with e = 1.2;
-// the nearest is taken then.
+// WithMean changes only the sizes above the limit, so that the mean becomes meanBytes: it
+// uses (size/limit)^e instead of size/limit. The smallest possible mean is the mean with
+// all large sizes at the limit, and the largest is the mean with e = 1.2. If meanBytes is
+// out of reach, WithMean comes as near as it can.
 func (m SizeModel) WithMean(meanBytes, limitBytes float64) SizeModel {
 	bend := func(e float64) SizeModel {
 		out := SizeModel{Knots: slices.Clone(m.Knots)}

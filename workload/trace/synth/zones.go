@@ -69,7 +69,8 @@ func (z *published) profile() *Profile {
 	return p
 }
 
-// smallManifests are about 1 KB; longManifests are lon's, half of them above 10 KB.
+// smallManifests returns sizes of about 1 KB. longManifests returns lon's sizes, half of
+// which are above 10 KB.
 func smallManifests() SizeModel {
 	return SizeModel{Knots: []Knot{{0, 400}, {0.2, 750}, {0.5, 1100}, {0.8, 2200}, {0.95, 8000}, {1, 40000}}}
 }
@@ -78,10 +79,10 @@ func longManifests() SizeModel {
 	return SizeModel{Knots: []Knot{{0, 400}, {0.2, 1100}, {0.4, 5000}, {0.49, 10000}, {0.8, 18000}, {1, 60000}}}
 }
 
-// publishedZones has the archive's requests, days and blob GETs. Shares of methods and
-// kinds are chosen so that they meet figures 4 and 5 of FAST'18, the known counts of GETs
-// and PUTs of a zone, and the archive's totals over all zones. If Table 1 and a figure of
-// the paper disagree (lon), the figure counts.
+// publishedZones returns the archive's requests, days and blob GETs. Shares of methods
+// and kinds are chosen so that they meet figures 4 and 5 of FAST'18, the known counts of
+// GETs and PUTs of a zone, and the archive's totals over all zones. If Table 1 and a
+// figure of the paper disagree (lon), the figure counts.
 func publishedZones() []published {
 	return append(busyZones(), internalZones()...)
 }
@@ -190,8 +191,8 @@ func layerRepos() []float64 {
 }
 
 // images returns how popular images are if the given share of the manifest GETs is
-// followed by layers. The curve of all manifest GETs is that of three days of dal. GETs
-// that are followed by layers go to many more images, and are taken out of it.
+// followed by layers. The curve of all manifest GETs is from three days of dal. GETs that
+// are followed by layers go to many more images, and are taken out of it.
 func images(withLayers float64) []float64 {
 	// Pulls that follow pushes go to popular images anyway.
 	withLayers *= 0.6

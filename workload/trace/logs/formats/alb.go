@@ -11,8 +11,8 @@ import (
 // albTypes are the values of the first field in a line of an Application Load Balancer.
 var albTypes = map[string]bool{"http": true, "https": true, "h2": true, "grpcs": true, "ws": true, "wss": true}
 
-// parseALB parses the access log of an AWS Application Load Balancer. The time is that of the
-// answer, and the sizes include the headers.
+// parseALB parses the access log of an AWS Application Load Balancer. The time is the
+// time of the answer, and the sizes include the headers.
 func parseALB(l *Line, rec *trace.Record) error {
 	f := values.Fields(l.Text)
 	if len(f) < 17 || !albTypes[f[0].Text] || !f[12].Quoted {

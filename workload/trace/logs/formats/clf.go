@@ -8,8 +8,8 @@ import (
 	"example.org/slipway/workload/trace/logs/internal/values"
 )
 
-// parseCLF reads a line of Common or Combined Log Format whose time is that of the
-// request's arrival, as Apache and Slipway write it. What follows is ignored.
+// parseCLF reads a line of Common or Combined Log Format whose time is the request's
+// arrival, as Apache and Slipway write it. What follows is ignored.
 func parseCLF(l *Line, rec *trace.Record) error {
 	rest, err := clfHead(l.Text, rec)
 	if err == nil {

@@ -5,9 +5,10 @@ import (
 	"time"
 )
 
-// answeredLine reports whether a line is Distribution's line for an answered request. Errors have
-// lines too, one for each of a request's errors, so none of those lines is a request. On a terminal,
-// as containers may have one, the message stands before the names: "INFO[0012] response completed".
+// answeredLine reports whether a line is Distribution's line for an answered request. A
+// line for an error is not such a line, because a request can have several errors. On a
+// terminal, as containers may have one, the message stands before the names: "INFO[0012]
+// response completed".
 func answeredLine(p *Pairs) bool {
 	const answered = "response completed"
 	return p.Get("msg", "message", "@message") == answered ||

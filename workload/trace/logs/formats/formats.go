@@ -55,9 +55,9 @@ type Parser struct {
 	Object bool
 }
 
-// table has the formats in the order in which they are tried. If a file has lines of several
-// formats, only those of the first format are read: a container may log each request
-// twice, as an event of the registry and in its access log.
+// table has the formats in the order in which they are tried. If a file has lines of
+// several formats, only the lines of the first format are read: a container may log each
+// request twice, as an event of the registry and in its access log.
 var table = []Parser{
 	{Name: trace.FormatTrace, Parse: parseTenFields, Object: true},
 	{Name: Harbor, Parse: parseHarbor},

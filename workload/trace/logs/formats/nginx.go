@@ -8,7 +8,7 @@ import (
 	"example.org/slipway/workload/trace/logs/internal/values"
 )
 
-// parseNginx is like parseCLF, for nginx, whose time is that of the answer's end. Without a
+// parseNginx is like parseCLF, for nginx, whose time is the end of the answer. Without a
 // $request_time the duration is unknown.
 func parseNginx(l *Line, rec *trace.Record) error {
 	rest, err := clfHead(l.Text, rec)
@@ -63,7 +63,8 @@ var requestTimeNames = map[string]bool{"rt": true, "request_time": true, "reqtim
 	"t": true, "duration": true, "total": true, "request-time": true}
 
 // nginxKeys are the names that people give to nginx's variables in log_format with
-// escape=json: first those of the variables themselves. Capitals, "_" and "-" do not matter.
+// escape=json: first the names of the variables themselves. Capitals, "_" and "-" do not
+// matter.
 var nginxKeys = keyed{
 	loose: true,
 	is: func(p *Pairs) bool {

@@ -186,7 +186,7 @@ func jsonText(b []byte, i int) (string, int, bool) {
 	if i >= len(b) || b[i] != '"' {
 		return "", 0, false
 	}
-	if end := values.Special(b, i+1); end < len(b) && b[end] == '"' { // as most are
+	if end := values.Special(b, i+1); end < len(b) && b[end] == '"' { // most strings have no escapes
 		return string(b[i+1 : end]), end + 1, true
 	}
 	for end := i + 1; end < len(b); end++ {

@@ -7,8 +7,9 @@ import (
 	"example.org/slipway/workload/trace/logs/internal/values"
 )
 
-// parseQuay parses nginx's lines in Quay's log, which have the proxy protocol's address after that
-// of the connection. Quay's other servers log the same requests, but their lines lack this field.
+// parseQuay parses nginx's lines in Quay's log, which have the proxy protocol's address
+// after the connection's address. Quay's other servers log the same requests, but their
+// lines lack this field.
 func parseQuay(l *Line, rec *trace.Record) error {
 	at := clfTimeAt(l.Text)
 	if at < 0 {

@@ -103,7 +103,7 @@ func setReceived(size string, rec *trace.Record) error {
 	return nil
 }
 
-// ended sets the duration of a record whose time is that of its end.
+// ended sets the duration of a record whose time is the end of the request.
 func ended(took string, unit time.Duration, rec *trace.Record) error {
 	d, ok := values.Duration(took, unit)
 	if !ok {

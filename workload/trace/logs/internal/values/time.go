@@ -43,8 +43,8 @@ func knownZone(t time.Time) bool {
 	return offset != 0 || name == "" || name == "UTC" || name == "GMT" || name == "Z" || name[0] == '+' || name[0] == '-'
 }
 
-// epoch parses a time in seconds since 1970, or in a smaller unit, each a thousandth of the one
-// before. 14 digits are a date and a time instead.
+// epoch parses a time in seconds since 1970, or in milliseconds, microseconds or
+// nanoseconds. 14 digits are a date and a time instead.
 func epoch(whole, fraction string) (time.Time, bool) {
 	n, err := strconv.ParseInt(whole, 10, 64)
 	if err != nil || len(fraction) > 18 || fraction != "" && len(whole) > 10 {
