@@ -45,8 +45,8 @@ func (r *RedirectRule) Prefixes() []netip.Prefix {
 	return list
 }
 
-// MaxRedirectExpiry is the longest validity of an address, because S3 signs none for
-// longer.
+// MaxRedirectExpiry is the longest validity of an address, because S3 signs no address
+// for longer.
 const MaxRedirectExpiry = 7 * 24 * time.Hour
 
 // Prefetch configures how blobs are fetched into the cache before they are requested.

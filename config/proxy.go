@@ -190,7 +190,7 @@ func (p *Proxy) Namespaces() map[string]string {
 
 // Namespaces returns the names that follow from an upstream's name and URL. It returns
 // none for a registry that is not at the root of its host, or of which only a part is
-// mirrored, because image names cannot mean it.
+// mirrored, because image names cannot refer to such a registry.
 func (u *Upstream) Namespaces() []string {
 	var list []string
 	if at, err := url.Parse(u.URL); err == nil && (strings.Trim(at.Path, "/") == "" || strings.Trim(at.Path, "/") == "v2") {

@@ -16,7 +16,7 @@ func Schema() []byte {
 // AgentSchema returns the JSON Schema (draft 2020-12) of a configuration file of the
 // node agent.
 func AgentSchema() []byte {
-	// The path keeps Distribution's keys out, because they are found by their paths.
+	// This path excludes Distribution's keys, because they are looked up by their paths.
 	return yamlfile.SchemaOf("Slipway node agent configuration", reflect.TypeFor[Agent](), "agent")
 }
 

@@ -263,7 +263,7 @@ func (v *validator) regexps(key string, exprs []string) {
 		if _, err := regexp.Compile(e); err != nil {
 			msg := "is not a regular expression"
 			var se *syntax.Error
-			if errors.As(err, &se) { // its code only: the rest quotes the value
+			if errors.As(err, &se) { // only its code is used, because the rest quotes the value
 				msg += ": " + string(se.Code)
 			}
 			v.bad(fmt.Sprintf("%s[%d]", key, i), msg)

@@ -29,7 +29,7 @@ func (v *validator) proxyValues(p *Proxy) {
 	}
 	for i := range p.Upstreams {
 		u := &p.Upstreams[i]
-		delete(hosts, u.Name) // its own name, which it may repeat
+		delete(hosts, u.Name) // an upstream may list its own name as a host
 		v.hostNames(fmt.Sprintf("proxy.upstreams[%d].hosts", i), u.Hosts, hosts)
 		hosts[u.Name] = true
 	}

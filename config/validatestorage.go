@@ -129,8 +129,8 @@ func (v *validator) swiftValues(s *Swift) {
 }
 
 // checkConnection rejects a text that is not a connection string, such as a bare password
-// or a URL of another kind. The driver would show such a text, because it finds no
-// password in it to leave out.
+// or a URL of another kind. The driver would show such a text in full, because it finds
+// no password in it to leave out.
 func checkConnection(dsn string) error {
 	if dsn == "" {
 		return nil

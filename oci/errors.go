@@ -37,7 +37,7 @@ const (
 	CodeUnknown          Code = "UNKNOWN"
 )
 
-// statusOf maps each code to its HTTP status. Nothing else does.
+// statusOf maps each code to its HTTP status. There is no other such mapping.
 var statusOf = map[Code]int{
 	CodeBlobUnknown:         http.StatusNotFound,
 	CodeBlobUploadInvalid:   http.StatusBadRequest,
@@ -78,8 +78,8 @@ type Error struct {
 	Err error
 }
 
-// Errorf returns an Error with a formatted message. A %w operand at the end
-// becomes its cause, and no part of the message, which goes to the client.
+// Errorf returns an Error with a formatted message. A %w operand at the end becomes its
+// cause. The cause is no part of the message, because the message goes to the client.
 func Errorf(code Code, format string, args ...any) *Error {
 	err := fmt.Errorf(format, args...)
 	e := &Error{Code: code, Message: err.Error(), Err: errors.Unwrap(err)}

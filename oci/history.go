@@ -22,7 +22,8 @@ const (
 
 // TagChange is a change of a tag.
 type TagChange struct {
-	// Digest is what the tag points at since then. It is empty if the tag was deleted.
+	// Digest is what the tag points at after the change. It is empty if the tag was
+	// deleted.
 	Digest Digest    `json:"digest,omitempty"`
 	At     time.Time `json:"at"`
 	// Cause is one of the constants, or empty if it is not known. By is the user who made

@@ -11,7 +11,7 @@ import (
 // HostPattern names registries by their hosts: ghcr.io, *.example.com,
 // registry.example.com:5000, http://127.0.0.1:5000.
 type HostPattern struct {
-	host, port string // port "": the one of https, or "*"
+	host, port string // port is "" for the usual port of https, and "*" for any
 	scheme     string // "": the usual one
 }
 

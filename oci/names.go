@@ -3,9 +3,10 @@ package oci
 // namesPage is how many names AllNames requests at a time.
 const namesPage = 1000
 
-// EachName calls do for each name of a list that comes in pages, as of [Lister], until do
-// returns an error. list returns at most n names after last. A page that does not go on
-// ends the list, because some registries ignore last.
+// EachName calls the function do for each name of a list that comes in pages, like the
+// lists of a [Lister], until do returns an error. The function list returns at most n
+// names after the name last. If a page ends with the name last again, EachName takes the
+// list for complete, because some registries ignore last.
 func EachName(list func(last string, n int) (names []string, more bool, err error), do func(name string) error) error {
 	for last := ""; ; {
 		names, more, err := list(last, namesPage)

@@ -82,9 +82,9 @@ type Reader interface {
 	ResolveBlob(ctx context.Context, repo string, d Digest) (Descriptor, error)
 	// GetBlob opens a blob. Errors: BLOB_UNKNOWN.
 	GetBlob(ctx context.Context, repo string, d Digest) (Content, error)
-	// GetBlobRange opens n bytes of a blob from off; n < 0 means up to its end. A range
-	// that begins at or beyond the end is RANGE_INVALID. One that ends beyond it is cut.
-	// Errors: BLOB_UNKNOWN, RANGE_INVALID.
+	// GetBlobRange opens n bytes of a blob from the offset off; n < 0 means up to its
+	// end. A range that begins at or beyond the end is RANGE_INVALID. A range that only
+	// ends beyond the end is cut. Errors: BLOB_UNKNOWN, RANGE_INVALID.
 	GetBlobRange(ctx context.Context, repo string, d Digest, off, n int64) (Content, error)
 	// ResolveManifest returns the descriptor of a manifest by tag or digest.
 	// Errors: MANIFEST_UNKNOWN.
@@ -112,20 +112,22 @@ const AtEnd int64 = -1
 type PutManifest struct {
 	// Bytes is the manifest as sent.
 	Bytes []byte
-	// MediaType is the request's Content-Type; empty takes the manifest's own.
+	// MediaType is the request's Content-Type. If it is empty, the manifest's own media
+	// type is used.
 	MediaType string
-	// Digest the manifest must have; empty: sha256 of Bytes.
+	// Digest is the digest that the manifest must have. If it is empty, that is the
+	// sha256 digest of Bytes.
 	Digest Digest
-	// Tags to point at the manifest, all of them or none.
+	// Tags are the tags to point at the manifest. Either all of them are set or none.
 	Tags []string
 }
 
 // PutResult is what was stored by PutManifest.
 type PutResult struct {
 	Descriptor
-	// Subject is the manifest's subject, empty without one. SPEC: OCI-Subject.
+	// Subject is the manifest's subject, or empty if it has none. SPEC: OCI-Subject.
 	Subject Digest
-	// Tags that now point at the manifest.
+	// Tags are the tags that now point at the manifest.
 	Tags []string
 }
 
@@ -135,20 +137,20 @@ type Writer interface {
 	// PushBlob stores a blob in one go. size is the number of bytes in r, or
 	// negative when unknown. Errors: DIGEST_INVALID, SIZE_INVALID.
 	PushBlob(ctx context.Context, repo string, d Digest, size int64, r io.Reader) (Descriptor, error)
-	// MountBlob makes a blob of repository from visible in repository to.
-	// Errors: BLOB_UNKNOWN.
+	// MountBlob shows a blob of one repository, from, in another repository, to. Errors:
+	// BLOB_UNKNOWN.
 	MountBlob(ctx context.Context, to, from string, d Digest) (Descriptor, error)
 	// StartUpload opens an upload. Errors: TOOMANYREQUESTS.
 	StartUpload(ctx context.Context, repo string) (UploadStatus, error)
 	// UploadStatus returns the state of an upload. Errors: BLOB_UPLOAD_UNKNOWN.
 	UploadStatus(ctx context.Context, repo, id string) (UploadStatus, error)
-	// AppendUpload adds the bytes of r. off must be where the upload stands or
-	// AtEnd, size is the number of bytes in r or negative when unknown. What
-	// arrived before an error is kept and can be continued from.
-	// Errors: BLOB_UPLOAD_UNKNOWN, RANGE_INVALID (off elsewhere), SIZE_INVALID.
+	// AppendUpload adds the bytes of r. off must be the upload's size or AtEnd. size is
+	// the number of bytes in r, or negative if that is unknown. Bytes that arrived before
+	// an error are kept, and the upload can be continued after them. Errors:
+	// BLOB_UPLOAD_UNKNOWN, RANGE_INVALID (another off), SIZE_INVALID.
 	AppendUpload(ctx context.Context, repo, id string, off, size int64, r io.Reader) (UploadStatus, error)
-	// CommitUpload adds the bytes of r as AppendUpload does, then makes the upload the
-	// blob d. Errors: those of AppendUpload, and DIGEST_INVALID. If the bytes have
+	// CommitUpload adds the bytes of r as AppendUpload does, then turns the upload into
+	// the blob d. Errors: those of AppendUpload, and DIGEST_INVALID. If the bytes have
 	// another digest, the upload is gone; if d is malformed, it stays.
 	CommitUpload(ctx context.Context, repo, id string, off, size int64, r io.Reader, d Digest) (Descriptor, error)
 	// CancelUpload ends an upload and frees its space. Errors: BLOB_UPLOAD_UNKNOWN.
@@ -173,7 +175,7 @@ type Deleter interface {
 }
 
 // Lister lists. Lists are sorted by byte value and paged: a call returns at most n names
-// after last; more reports whether names remain.
+// after last, and more reports whether names remain.
 type Lister interface {
 	// Repositories lists repository names.
 	Repositories(ctx context.Context, last string, n int) (names []string, more bool, err error)
@@ -182,8 +184,8 @@ type Lister interface {
 	// Referrers lists the manifests whose subject is d, of one artifact type or, with "",
 	// of all. A subject without referrers is not an error. The descriptors carry
 	// artifactType and annotations. They are sorted by digest, without duplicates. last
-	// is a digest, which need not be one of them. A page may be shorter than n although
-	// there are more, but then it is not empty.
+	// is a digest, which need not be that of a referrer. A page may be shorter than n
+	// although there are more, but then it is not empty.
 	Referrers(ctx context.Context, repo string, d Digest, artifactType, last string, n int) (list []Descriptor, more bool, err error)
 }
 
@@ -198,16 +200,16 @@ type Registry interface {
 // Actor says who makes a request and from where. The server puts it into the request's
 // context. The registry passes it to whatever records events.
 type Actor struct {
-	// Name is the authenticated subject, empty for an anonymous client.
+	// Name is the authenticated subject. It is empty for an anonymous client.
 	Name string
-	// Addr is the client's address, host:port, or without a port where a proxy
-	// named it.
+	// Addr is the client's address as host:port. It has no port if a proxy gave the
+	// address without one.
 	Addr string
 	// UserAgent is the client's User-Agent.
 	UserAgent string
 	// RequestID identifies the request in logs and events.
 	RequestID string
-	// Host and Method are the request's.
+	// Host and Method are those of the request.
 	Host, Method string
 	// Time the request arrived.
 	Time time.Time

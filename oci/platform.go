@@ -8,7 +8,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// IsIndex reports whether a media type is that of an index of manifests.
+// IsIndex reports whether a media type is the type of an index of manifests.
 func IsIndex(mediaType string) bool {
 	return mediaType == MediaTypeOCIIndex || mediaType == MediaTypeDockerIndex
 }
@@ -56,7 +56,8 @@ func (p Platform) String() string {
 	return strings.TrimSuffix(p.OS+"/"+p.Architecture+"/"+p.Variant, "/")
 }
 
-// variant returns the variant, or the one that an image without a variant is for.
+// variant returns the variant. If there is none, it returns the variant that an image
+// without a variant is for.
 func (p Platform) variant() string {
 	switch {
 	case p.Variant != "":

@@ -52,9 +52,9 @@ type Request struct {
 	Kind Kind
 	// Repo is the repository name.
 	Repo string
-	// Ref is what follows it: a digest (KindBlob, KindReferrers), a tag or
-	// digest (KindManifest), an upload id (KindUpload), the rest of the path
-	// from the underscore on (KindExtension).
+	// Ref is what follows the name: a digest (KindBlob, KindReferrers), a tag or digest
+	// (KindManifest), an upload id (KindUpload), the rest of the path from the underscore
+	// on (KindExtension).
 	Ref string
 }
 
@@ -183,7 +183,7 @@ func checkReference(r Request) error {
 	if IsDigest(r.Ref) {
 		return CheckDigest(Digest(r.Ref))
 	}
-	return nil // a malformed tag is one that does not exist, except to PUT
+	return nil // except for PUT, a malformed tag is only a tag that does not exist
 }
 
 // Path returns the request's URL path, the inverse of Parse.

@@ -10,9 +10,9 @@ import (
 // the clock's time, because they must outlive the process. If the clock is set ahead,
 // everything that waits for the collector looks as if it had waited long enough. The same
 // happens when the machine sleeps. So the judging time is compared with a steady clock,
-// which nobody sets: it is never further ahead of the steady clock than the clock was at
-// any moment of the last grace period. What began in that period gets its whole grace
-// period, and no more than that, however often the clock is set.
+// which nobody sets: the judging time is never further ahead of the steady clock than the
+// clock was at any moment of the last grace period. What began in that period gets its
+// whole grace period, and no more than that, however often the clock is set.
 type clockWatch struct {
 	now    func() time.Time
 	steady func() time.Duration
@@ -27,9 +27,9 @@ type clockWatch struct {
 // lead is how far the clock was ahead, and when that was last observed.
 type lead struct{ by, until time.Duration }
 
-// look compares the two clocks. at is the time to judge by. step is how far the clock was
-// set ahead since the last look. Leads that differ by less than a thousandth of a grace
-// period count as the least of them.
+// look compares the two clocks. The result named at is the time to judge by. step is how
+// far the clock was set ahead since the last look. Leads that differ by less than a
+// thousandth of a grace period count as the least of them.
 func (c *clockWatch) look() (at time.Time, step time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -64,9 +64,9 @@ func (r *Registry) judgingTime() time.Time {
 }
 
 // MaxIdle is how long a registry may go without a push or pull before its clock is no
-// longer believed. Few registries are unused for longer, fewer than there are machines
-// without a battery for their clock. An idle registry loses nothing by keeping its images
-// until it is used again.
+// longer believed. Registries that are unused for longer are rarer than machines whose
+// clock has no battery. An idle registry loses nothing by keeping its images until it is
+// used again.
 const MaxIdle = 14 * 24 * time.Hour
 
 // noteClock notes the time once an hour, so that a jump of the clock is noticed even if

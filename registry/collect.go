@@ -37,7 +37,7 @@ type CollectReport struct {
 	Manifests int `json:"manifests"`
 	Blobs     int `json:"blobs"`
 	// Contents counts the contents deleted from the catalogue and the object store, and
-	// Bytes their size.
+	// Bytes is their size.
 	Contents int   `json:"contents"`
 	Bytes    int64 `json:"bytes"`
 	// Digests lists the deleted contents. Only a dry run sets it.

@@ -25,7 +25,7 @@ type Forgotten struct {
 	// Manifests and Blobs count what their repository no longer shows.
 	Manifests int `json:"manifests"`
 	Blobs     int `json:"blobs"`
-	// Contents counts the contents that no repository shows any more, and Bytes their
+	// Contents counts the contents that no repository shows any more, and Bytes is their
 	// size.
 	Contents int   `json:"contents"`
 	Bytes    int64 `json:"bytes"`
@@ -51,16 +51,17 @@ const (
 )
 
 // Forget removes images of a mirrored repository. The images are named by the digests of
-// their manifests or indexes. Forget removes the images' tags, the repository's
-// manifests that only these images kept, and the blobs that no other manifest of the
-// repository names. Content that no other repository shows is deleted at once. Forget
-// skips digests that are not there.
+// their manifests or indexes. Forget removes the images' tags, the repository's manifests
+// that only these images kept, and the blobs that no other manifest of the repository
+// names. Content that no other repository shows is deleted at once. Forget skips digests
+// that are not there.
 //
 // No grace period is needed. Grace periods are for pushes, which name content that a
 // client was told exists, and nobody pushes to a mirrored repository. A push to another
 // repository may have linked the content there already, and then the content stays. If it
 // has not, the push brings the bytes itself. It records them under the lock of the
-// digest, or with the claims that replicas use, like a push that meets the collector.
+// digest, or with the claims that replicas use. Every push does so, because the collector
+// may be deleting the same content.
 func (r *Registry) Forget(ctx context.Context, repo string, o ForgetOptions, digests ...oci.Digest) (Forgotten, error) {
 	var sum Forgotten
 	if err := r.mayMirror(repo); err != nil {

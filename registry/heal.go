@@ -26,8 +26,8 @@ func (r *Registry) corrected(d oci.Digest, s repair.Shown, err error) (bool, err
 	return err == nil, err
 }
 
-// heal stores the bytes of a known content again if they have its digest. Manifests are
-// among the small contents, as everywhere.
+// heal stores the bytes of a known content again if they have its digest. The bytes of a
+// manifest go into the catalogue, whatever its size, like the bytes of a small content.
 func (r *Registry) heal(ctx context.Context, d oci.Digest, src io.Reader) (done bool, err error) {
 	known, isManifest, err := repair.New(r.cat.DB).Healable(ctx, d)
 	if err != nil || !known {

@@ -18,7 +18,7 @@ func (r *Registry) CheckStore(ctx context.Context) error { return r.storage.Chec
 // StoreAway returns what the last check found wrong with the object store, or nil.
 func (r *Registry) StoreAway() error { return r.storage.Away() }
 
-// AdoptStore makes the object store this registry's as it is, although it lacks the
+// AdoptStore makes the object store belong to this registry, although the store lacks the
 // registry's id and contents. It refuses a store that belongs to another registry.
 func (r *Registry) AdoptStore(ctx context.Context) error { return r.storage.Adopt(ctx) }
 

@@ -84,8 +84,9 @@ const (
 	maxBelow = 20_000
 )
 
-// checkBelow looks for what the manifests of an index name in turn. Clients that copy an
-// index do not send the manifests that are here, and so do not send their layers either.
+// checkBelow looks for the contents that the manifests of an index name. Clients that
+// copy an index do not send the manifests that are here, and so do not send their layers
+// either.
 func (r *Registry) checkBelow(ctx context.Context, repo string, manifests []oci.Digest) error {
 	lost, err := r.goneBelow(ctx, repo, manifests, nil)
 	if err != nil || len(lost) == 0 {
@@ -96,8 +97,9 @@ func (r *Registry) checkBelow(ctx context.Context, repo string, manifests []oci.
 }
 
 // goneBelow returns the contents that manifests name, at any depth, and that are gone. It
-// reads no object, since an index may name hundreds. had, unless nil, returns the
-// manifests that the repository ever had. Others do not count.
+// reads no object, because an index may name hundreds. If had is not nil, it returns
+// which manifests the repository has or had, and goneBelow ignores all other manifests of
+// indexes.
 func (r *Registry) goneBelow(ctx context.Context, repo string, manifests []oci.Digest,
 	had func(context.Context, string, []oci.Digest) (map[oci.Digest]bool, error)) (lost []oci.Digest, err error) {
 	if r.opts.MissingBlobs {
@@ -143,13 +145,14 @@ func (r *Registry) lacks(ctx context.Context, repo string, m *oci.Manifest) bool
 	return err == nil && len(lost) > 0
 }
 
-// maxWhole is how many contents whole looks up. It asks for one at a time, so for more
-// than that the queries of goneBelow are faster.
+// maxWhole is how many contents whole looks up. It looks them up one at a time, so for
+// more contents the queries of goneBelow are faster.
 const maxWhole = 200
 
-// whole reports whether all that a manifest names is here, at any depth. It is the fast
-// way for images in order, since RAM has their rows, and only the store is asked. false
-// says that more has to be asked, or that room is used up.
+// whole reports whether everything that a manifest names is here, at any depth. It is
+// fast for images that lack nothing, because RAM has their rows and only the store must
+// be asked. It also returns false if it does not know, or if there are more contents than
+// room.
 func (r *Registry) whole(ctx context.Context, repo string, m *oci.Manifest, room *int) bool {
 	blobs, manifests, ok := r.names(m)
 	*room -= strings.Count(blobs, "\n") + len(manifests)
@@ -186,7 +189,7 @@ func (r *Registry) names(m *oci.Manifest) (blobs string, manifests []oci.Descrip
 	}
 	doc, err := manifest.Parse(m.Bytes, "")
 	if err != nil {
-		return "", nil, false // stored before a check that it does not pass
+		return "", nil, false // stored by a version that did not check this
 	}
 	named := doc.Names()
 	var lines []byte
@@ -224,7 +227,7 @@ func (r *Registry) namedBelow(ctx context.Context, repo string, manifests []oci.
 		}
 		doc, err := manifest.Parse(b.Content, "")
 		if err != nil {
-			continue // stored before a check that it does not pass
+			continue // stored by a version that did not check this
 		}
 		named := doc.Names()
 		for _, d := range named.Blobs {
@@ -517,8 +520,9 @@ func fitting(list []oci.Descriptor, n int) (int, error) {
 	return min(n, len(list)), nil
 }
 
-// taggedReferrers returns what the index under the fallback tag of d lists and the
-// repository has. Clients delete a referrer and leave its entry in the index.
+// taggedReferrers returns the manifests that the index under the fallback tag of d lists
+// and that the repository has. Clients delete a referrer and leave its entry in the
+// index.
 func (r *Registry) taggedReferrers(ctx context.Context, repo string, d oci.Digest) ([]oci.Descriptor, error) {
 	m, err := r.manifest(ctx, repo, oci.ReferrersTag(d))
 	if oci.HasCode(err, oci.CodeManifestUnknown) {

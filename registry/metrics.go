@@ -23,7 +23,7 @@ const (
 func (m *metrics) init(r *Registry) {
 	m.gcRuns = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "slipway_registry_gc_runs_total",
 		Help: "Garbage collections by result."}, []string{"result"})
-	for _, result := range []string{gcOK, gcError} { // so that the first failure is an increase
+	for _, result := range []string{gcOK, gcError} { // so that the first failure shows as an increase from 0
 		m.gcRuns.WithLabelValues(result)
 	}
 	m.gcDeleted = prometheus.NewCounter(prometheus.CounterOpts{Name: "slipway_registry_gc_deleted_total",

@@ -31,7 +31,7 @@ func (r *Registry) mayMirror(repo string) error {
 	return nil
 }
 
-// AdoptBlob makes a file a blob of a mirrored repository (see Options.Partial). The
+// AdoptBlob turns a file into a blob of a mirrored repository (see Options.Partial). The
 // caller has made sure that the size bytes of the file have the digest d, and that nobody
 // writes to the file any more. Programs that have the file open can go on reading it. If
 // the object store can take the file as it is ([objstore.Adopter]), nothing is copied.
@@ -130,9 +130,9 @@ func (r *Registry) adopted(ctx context.Context, repo string, desc oci.Descriptor
 	return r.emit(ctx, Event{Action: ActionPush, Repo: repo, Blob: true, Descriptor: desc, Mirrored: true})
 }
 
-// LinkStored makes a content that the store holds, whichever repository shows it, a blob
-// of a mirrored repository. The caller must find out whether the content may be seen
-// there. Errors: BLOB_UNKNOWN when it is not stored.
+// LinkStored makes a mirrored repository show a content as a blob. The store holds the
+// content already, whichever repository shows it. The caller must find out whether the
+// content may be seen there. Errors: BLOB_UNKNOWN when it is not stored.
 func (r *Registry) LinkStored(ctx context.Context, repo string, d oci.Digest) (oci.Descriptor, error) {
 	if err := errors.Join(r.mayMirror(repo), oci.CheckDigest(d)); err != nil {
 		return oci.Descriptor{}, err

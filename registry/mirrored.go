@@ -151,7 +151,7 @@ func (r *Registry) NamedBy(ctx context.Context, repo string, d oci.Digest) ([]oc
 	return list, nil
 }
 
-// MirrorAdded returns by about how many bytes this process has made MirrorUsage.OnlyBytes
-// of all mirrored repositories grow since it began. The number is approximate because
-// manifests are not counted when they arrive.
+// MirrorAdded returns about how many bytes this process has added to
+// MirrorUsage.OnlyBytes of all mirrored repositories since it began. The number is
+// approximate because manifests are not counted when they arrive.
 func (r *Registry) MirrorAdded() int64 { return r.mirrored.Load() }

@@ -10,8 +10,8 @@ import (
 	"example.org/slipway/registry/storage"
 )
 
-// promises are contents that clients of this replica recently learnt are there, and whose
-// promise the catalogue has confirmed.
+// promises remembers contents that clients of this replica recently learnt are there. The
+// catalogue has confirmed these promises.
 type promises struct {
 	mu sync.Mutex
 	// now and past hold when the catalogue was asked, on the steady clock.
@@ -24,8 +24,8 @@ type promise struct {
 	manifest bool
 }
 
-// fresh reports whether a promise was confirmed within the given time. at is a time of
-// the steady clock.
+// fresh reports whether a promise was confirmed within the given time. The argument named
+// at is a time of the steady clock.
 func (p *promises) fresh(k promise, at, within time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

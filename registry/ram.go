@@ -78,7 +78,7 @@ func (b ramBlob) head() []byte {
 func ramBlobOf(value []byte) ramBlob {
 	v, n := binary.Uvarint(value)
 	b := ramBlob{size: int64(v >> 1), object: v&1 != 0, content: value[n:]}
-	if int64(len(b.content)) != b.size { // only the size was put
+	if int64(len(b.content)) != b.size { // RAM has only the size
 		b.content = nil
 	}
 	return b

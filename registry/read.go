@@ -207,7 +207,7 @@ func (r *Registry) openBlob(ctx context.Context, repo string, d oci.Digest, b ra
 
 // ResolveManifest implements oci.Reader. It counts as a pull, because a client that has
 // the image only sends a HEAD request to learn whether the image is current. With
-// [oci.ForPushing] it returns that an image is unknown if something of the image is lost.
+// [oci.ForPushing] it reports the image as unknown if something of the image is lost.
 func (r *Registry) ResolveManifest(ctx context.Context, repo, ref string) (oci.Descriptor, error) {
 	byDigest := oci.IsDigest(ref) // what a tag points at is kept anyway
 	if byDigest {

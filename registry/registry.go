@@ -340,7 +340,7 @@ func (r *Registry) begin(ctx context.Context) error {
 		return r.recoverStore(ctx)
 	}
 	if err := r.seedClock(ctx); err != nil {
-		r.log.Warn("note the time of the newest push or pull", "err", err) // a full disk can serve pulls
+		r.log.Warn("note the time of the newest push or pull", "err", err) // on a full disk the registry still serves pulls
 	}
 	err := r.storage.Check(ctx)
 	var away *storage.StoreError

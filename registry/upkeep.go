@@ -14,11 +14,11 @@ import (
 	"example.org/slipway/registry/storage"
 )
 
-// Upkeep is the view that maintenance has of a registry. It gives access to what lies below the
-// registry, to the locks that keep maintenance apart from pushes and collections, and to
-// changes of rows that also update RAM. A caller that needs both locks takes Freeze or Exclude
-// first, and then that of a digest. The pushes of other replicas respect no lock of this
-// process, but only leases and Storage.Delete.
+// Upkeep is the view that maintenance has of a registry. It gives access to what lies
+// below the registry, to the locks that keep maintenance apart from pushes and
+// collections, and to changes of rows that also update RAM. A caller that needs Freeze or
+// Exclude and also the lock of a digest takes the lock of the digest last. The pushes of
+// other replicas respect no lock of this process, but only leases and Storage.Delete.
 type Upkeep struct {
 	Catalog *catalog.Catalog
 	Store   objstore.Store
@@ -111,7 +111,7 @@ func (u *Upkeep) Immutable(repo, tag string) bool {
 }
 
 // Retire removes a tag and what only that tag kept, unless a client was told of it
-// recently. With now it does so in any case. Errors: catalog.ErrChanged,
+// recently. If now is set, it does so in any case. Errors: catalog.ErrChanged,
 // catalog.ErrInUse.
 func (u *Upkeep) Retire(ctx context.Context, repo string, t catalog.TagInfo, now bool) (catalog.Retired, error) {
 	return u.r.retireTag(ctx, repo, t, now)

@@ -72,9 +72,10 @@ func keepSmall(ctx context.Context, served func() int64) {
 	}
 }
 
-// memoryLimit returns the soft limit for the given bytes of live heap. beside is memory
-// that the limit counts in addition to the heap and that no collection frees: the
-// runtime's tables, and the stacks of what may be thousands of connections.
+// memoryLimit returns the soft limit for the given bytes of live heap. The argument named
+// beside is the memory that the limit counts in addition to the heap and that no
+// collection frees: the runtime's tables, and the stacks of what may be thousands of
+// connections.
 func memoryLimit(live, beside int64) int64 {
 	return max(smallLimit, live+min(live/4, 16<<20+live/16)+beside+leastRoom)
 }

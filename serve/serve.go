@@ -44,8 +44,8 @@ type Options struct {
 	// CertificateCheck is how often the certificate files are checked for changes;
 	// default 10 s.
 	CertificateCheck time.Duration
-	// Reload reads the configuration again, for [Server.Reload]. ConfigFile is the file that
-	// it reads; its changes are noticed, and looked for every ConfigCheck, default 5 s.
+	// Reload reads the configuration again, for [Server.Reload]. ConfigFile is the file
+	// that it reads. The file is checked for changes every ConfigCheck; default 5 s.
 	Reload      func() (*config.Config, error)
 	ConfigFile  string
 	ConfigCheck time.Duration

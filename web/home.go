@@ -50,9 +50,10 @@ type Repositories interface {
 	DeleteRepository(ctx context.Context, repo string) (int, error)
 	// ListUntagged lists manifests that nothing names.
 	ListUntagged(ctx context.Context, repo string, from, n int) ([]browse.Untagged, error)
-	// TagHistory returns the changes of a tag, and Deleted the manifests that can be
-	// restored, both the last one first. Restore makes a tag point at a manifest again, or
-	// without a tag brings a deleted manifest back. RestoreAll brings all of them back.
+	// TagHistory returns the changes of a tag, and Deleted returns the manifests that can
+	// be restored, both the last one first. Restore makes a tag point at a manifest
+	// again, or without a tag brings a deleted manifest back. RestoreAll brings all of
+	// them back.
 	TagHistory(ctx context.Context, repo, tag string, n int) ([]oci.TagChange, error)
 	Deleted(ctx context.Context, repo string, n int) ([]oci.DeletedManifest, error)
 	Restore(ctx context.Context, repo string, d oci.Digest, tag string) (oci.PutResult, error)
@@ -93,8 +94,8 @@ type homeData struct {
 	Total int
 	More  bool
 	// From and To are the numbers of the first and of the last repository on the page,
-	// from 1. Before and After are those of the adjacent pages' first repositories,
-	// counted from 0, or -1 if there is no such page.
+	// counted from 1. Before and After are the numbers of the first repositories on the
+	// adjacent pages, counted from 0. They are -1 if there is no such page.
 	From, To, Before, After int
 	// Found are the images whose tags, digests or annotations the search found.
 	Found []foundRow

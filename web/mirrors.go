@@ -21,7 +21,8 @@ import (
 type Mirrors interface {
 	// Mirrors returns the state of the mirrors. It is cheap.
 	Mirrors() MirrorState
-	// MirrorImages lists the mirrored images that are here, beginning behind after.
+	// MirrorImages lists at most n mirrored images that are here. after is the position
+	// at which the previous page ended.
 	MirrorImages(ctx context.Context, after string, n int) (images []registry.MirrorImage, next string, err error)
 	// PruneMirrors removes images that nobody has pulled for the given time, or all
 	// images if it is 0. It removes them from the repositories that match the pattern, or

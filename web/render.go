@@ -69,7 +69,7 @@ type frame struct {
 	Site, Title, Here string
 	Version           string
 	// User is the user who is logged in. Admin reports whether the user may manage the
-	// registry, and Login whether there are users at all.
+	// registry. Login reports whether there are users at all.
 	User         string
 	Admin, Login bool
 	Data         any

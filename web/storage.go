@@ -25,7 +25,7 @@ import (
 // change something fail if that is not allowed.
 type Storage interface {
 	// Survey returns the last survey, or nil if there is none yet, and whether the next
-	// one is being made. It does not wait. With begin, it starts a new survey in the
+	// one is being made. It does not wait. If begin is set, it starts a new survey in the
 	// background if the last one is out of date.
 	Survey(begin bool) (s *Survey, pending bool)
 	Gear(ctx context.Context) (gearregistry.Status, error)

@@ -7,8 +7,8 @@ type note struct {
 	secret            bool
 }
 
-// borrowed describes, by type and key, the sections whose structs belong to other
-// packages, which use them.
+// borrowed describes the sections whose structs are declared by the packages that use
+// them. An entry has the name of a struct type and one of its keys.
 var borrowed = map[string]note{
 	"auth.Config.htpasswd":                {doc: "User names and passwords from a file."},
 	"auth.HTPasswdConfig.realm":           {doc: "Name that clients show when they ask for a password. Empty means slipway."},

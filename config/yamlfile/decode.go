@@ -128,7 +128,7 @@ func (d *Decoder) freeMap(n *Node, v reflect.Value, path string) {
 		d.Places[at] = e.at
 		key := e.key
 		if v.Type() == reflect.TypeFor[http.Header]() {
-			key = http.CanonicalHeaderKey(key) // names of variables have other cases
+			key = http.CanonicalHeaderKey(key) // names of variables may differ in case
 		}
 		m.SetMapIndex(reflect.ValueOf(key).Convert(v.Type().Key()), elem)
 	}

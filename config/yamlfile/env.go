@@ -8,8 +8,9 @@ import (
 	"strings"
 )
 
-// These are prefixes of the variables that set keys. Variables with the second prefix,
-// ours, override those with the first, which is Distribution's.
+// These are prefixes of the variables that set keys. The first is Distribution's, and the
+// second is the project's own. Variables with the second prefix override those with the
+// first.
 const (
 	prefixDistribution = "REGISTRY_"
 	prefixOwn          = "SLIPWAY_"

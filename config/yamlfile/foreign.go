@@ -122,7 +122,7 @@ func (k foreignKey) judge(n *Node, at Place, r *Report) {
 			return
 		}
 	}
-	// "enabled: false" does not request nothing: it tries to switch validation off. The
+	// "enabled: false" does request something: it tries to switch validation off. The
 	// warning says that this does not work.
 	if k.path == "validation.enabled" {
 		r.AddWarning(at, k.path, "deprecated and ignored: validation stays on; write validation.disabled: true to switch it off")

@@ -111,9 +111,9 @@ func (r *Report) Err() error {
 	return r.Problems
 }
 
-// nearest returns the candidate that word was probably meant to be, or "". Words may
-// differ in a third of their letters, but in at least two if they have four letters, and
-// in at most three: "adr" is "addr", but "net" is not "key".
+// nearest returns the candidate that word was probably meant to be, or "". A third of the
+// letters may differ, but at most three: "adr" is "addr", but "net" is not "key". In
+// words of four or five letters, two may differ.
 func nearest(word string, candidates []string) string {
 	word = strings.ToLower(word)
 	limit := max(1, len(word)/3)

@@ -53,7 +53,7 @@ func (c *Client) GetBlobRange(ctx context.Context, repo string, d oci.Digest, of
 	return c.openRange(ctx, repo, d, off, n, func(method string) call { return c.blobCall(method, repo, d) })
 }
 
-// openRange opens a part of the content d. get makes the calls for it.
+// openRange opens a part of the content d. The function get makes the calls for it.
 func (c *Client) openRange(ctx context.Context, repo string, d oci.Digest, off, n int64, get func(method string) call) (oci.Content, error) {
 	if off < 0 {
 		return nil, oci.Errorf(oci.CodeRangeInvalid, "a range cannot begin at %d", off)
@@ -86,7 +86,7 @@ func (c *Client) openRange(ctx context.Context, repo string, d oci.Digest, off, 
 	return r, nil
 }
 
-// verify arranges that a content which is read from its beginning to its end is checked.
+// verify arranges that content is checked if it is read from its beginning to its end.
 func (r *blobReader) verify() error {
 	if r.pos != 0 || r.end != r.desc.Size {
 		return nil
@@ -95,7 +95,7 @@ func (r *blobReader) verify() error {
 	if r.end > 0 {
 		return nil
 	}
-	if err := r.check(); err != nil { // an empty content has no last byte at which to check
+	if err := r.check(); err != nil { // empty content has no last byte at which to check
 		_ = r.Close()
 		return err
 	}
@@ -138,7 +138,7 @@ type blobReader struct {
 
 	body   io.ReadCloser // nil if there is no connection
 	pos    int64         // offset in the blob of the next byte
-	end    int64         // offset behind the last byte to read; -1 until it is known
+	end    int64         // offset after the last byte to read; -1 until it is known
 	sum    hash.Hash     // hash of a whole blob; nil for a part
 	fresh  int64         // bytes since the last resume
 	tries  int           // resumes left

@@ -15,8 +15,8 @@
 //   - If the registry answered, errors are [oci.Error] values. They name the
 //     request without its query, which may hold signatures.
 //
-// Package imagecopy copies images between any two registries. Choosing among
-// mirrors and caching are left to others.
+// Package imagecopy copies images between any two registries. Caching is left to others,
+// and so is the choice among mirrors.
 package client
 
 import (
@@ -182,8 +182,8 @@ func (c *Client) Close() error {
 }
 
 // Reconnect makes later requests use new connections. Requests under way keep theirs. It
-// helps where a connection has become slow or dead: over HTTP/2 all requests share one.
-// It does nothing if the caller gave the transport.
+// helps when a connection has become slow or dead, because over HTTP/2 all requests share
+// one connection. It does nothing if the caller gave the transport.
 func (c *Client) Reconnect() {
 	if c.own != nil {
 		c.own.renew()

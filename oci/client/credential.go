@@ -130,8 +130,8 @@ type dockerConfig struct {
 
 	mu  sync.Mutex // guards what follows
 	ask auth.CredentialFunc
-	// changed and size are those of the file when it was read. They are zero if it was
-	// missing.
+	// changed is the modification time of the file when it was read, and size is its
+	// size. They are zero if the file was missing.
 	changed time.Time
 	size    int64
 }

@@ -37,11 +37,11 @@ type GearInfo struct {
 
 // GearLimits are the limits of one request.
 type GearLimits struct {
-	// Names bounds the names of a list, ProfileNames those of a profile.
+	// Names bounds the names in a list, and ProfileNames bounds the names in a profile.
 	Names        int `json:"names"`
 	ProfileNames int `json:"profile_names"`
-	// FileBytes bounds the size of a file, UploadBytes the size of a stream of files that
-	// is uploaded.
+	// FileBytes bounds the size of a file, and UploadBytes bounds the size of a stream of
+	// files that is uploaded.
 	FileBytes   int64 `json:"file_bytes"`
 	UploadBytes int64 `json:"upload_bytes"`
 }
@@ -145,9 +145,9 @@ func pendingError(h http.Header, err error) error {
 	return &GearPendingError{RetryAfter: after, Reason: detail.Reason, Err: err}
 }
 
-// GearFile opens n bytes of a file from off on. If n < 0 it opens the file up to its end.
-// The content is continued and checked as in [Client.GetBlobRange]. Errors: BLOB_UNKNOWN,
-// RANGE_INVALID.
+// GearFile opens n bytes of a file from the offset off on. If n < 0 it opens the file up
+// to its end. The content is continued and checked as in [Client.GetBlobRange]. Errors:
+// BLOB_UNKNOWN, RANGE_INVALID.
 func (c *Client) GearFile(ctx context.Context, repo string, name [32]byte, off, n int64) (oci.Content, error) {
 	if err := oci.CheckName(repo); err != nil {
 		return nil, err
@@ -253,8 +253,8 @@ func (c *Client) gearCall(method, repo, path string) call {
 	}
 }
 
-// postList posts a list of names. The request may be repeated. writes says that it needs
-// the right to push.
+// postList posts a list of names. The request may be repeated. If writes is set, the
+// request needs the right to push.
 func (c *Client) postList(ctx context.Context, repo, path, mediaType string, list []byte, writes bool) (*http.Response, error) {
 	if err := oci.CheckName(repo); err != nil {
 		return nil, err

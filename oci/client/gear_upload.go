@@ -10,8 +10,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// GearQuery returns those of names whose files the repository lacks, in the order of
-// names.
+// GearQuery returns the elements of names whose files the repository lacks, in the order
+// of names.
 func (c *Client) GearQuery(ctx context.Context, repo string, names [][32]byte) ([][32]byte, error) {
 	resp, err := c.postList(ctx, repo, "query", "application/octet-stream", binaryNames(names), true)
 	if err != nil {
@@ -83,8 +83,9 @@ func (c *Client) putGear(ctx context.Context, method, repo, path, mediaType stri
 }
 
 // GearReportProfile reports the files that a container of an image opened first, in that
-// order. whole says that it opened no other files; otherwise it may have. Errors:
-// MANIFEST_UNKNOWN, SIZE_INVALID for more names than GearInfo allows.
+// order. If whole is set, the container opened no other files. Otherwise it may have
+// opened others. Errors: MANIFEST_UNKNOWN, SIZE_INVALID for more names than GearInfo
+// allows.
 func (c *Client) GearReportProfile(ctx context.Context, repo string, manifest oci.Digest, names [][32]byte, whole bool) error {
 	if err := oci.CheckDigest(manifest); err != nil {
 		return err

@@ -47,8 +47,8 @@ func (c *Client) listCall(r oci.Request, scopes []string) call {
 	return call{method: http.MethodGet, url: c.url(r, nil), scopes: scopes, retry: retryAll, notFound: oci.CodeNameUnknown}
 }
 
-// list returns a page of names. Not all registries page, sort, or honour last and n. So
-// list brings the answer into the form that oci.Lister promises.
+// list returns a page of names. Not all registries page, sort, or honour the parameters
+// last and n. So list brings the answer into the form that oci.Lister promises.
 func (c *Client) list(ctx context.Context, l call, last string, n int) ([]string, bool, error) {
 	if n < 0 {
 		return nil, false, oci.Errorf(oci.CodePaginationNumber, "a page cannot have %d names", n)
@@ -74,9 +74,9 @@ func (c *Client) list(ctx context.Context, l call, last string, n int) ([]string
 	return names, next != nil, nil
 }
 
-// namesBehind gets one page that is not empty. If a registry does not honour last,
-// namesBehind gets all its pages. It recognises such a registry by its answer, or by a
-// next link without last.
+// namesBehind gets one page that is not empty. If a registry does not honour the
+// parameter last, namesBehind gets all its pages. It recognises such a registry by its
+// answer, or by a next link without that parameter.
 func (c *Client) namesBehind(ctx context.Context, l call, last string, n int) (names []string, next *url.URL, err error) {
 	been := map[string]bool{}
 	for {

@@ -119,7 +119,7 @@ func (c *Client) GetManifest(ctx context.Context, repo, ref string) (*oci.Manife
 }
 
 // ReadManifest reads the manifest from the answer to a GET for ref, and closes the
-// answer. It checks the digest, which is ref if that is a digest, or else the digest in
+// answer. It compares the content with ref if ref is a digest, or else with the digest in
 // the answer's header. If there is neither, it computes the sha256 digest. Errors:
 // MANIFEST_INVALID, DIGEST_INVALID, SIZE_INVALID (larger than [oci.MaxManifestSize]), and
 // those of the connection.
@@ -176,7 +176,7 @@ func manifestType(header string, b []byte) (string, error) {
 	case err != nil && isJSON(header):
 		return "", &oci.Error{Code: oci.CodeManifestInvalid, Message: fmt.Sprintf("it is served as %q and is not JSON", header), Err: err}
 	case err != nil && header != "":
-		return header, nil // a type of its own, which need not be JSON
+		return header, nil // a manifest of another type, which need not be JSON
 	case err != nil:
 		return "", &oci.Error{Code: oci.CodeManifestInvalid, Message: "it has no media type and is not JSON", Err: err}
 	case header != "" && m.MediaType != "" && header != m.MediaType:

@@ -158,8 +158,8 @@ func (c *Client) once(ctx context.Context, l call) (resp *http.Response, after t
 	return nil, c.retryAfter(l, resp), err
 }
 
-// retryAfter says whether to repeat a request that got an error answer. Its result has the
-// meaning of the result after of once.
+// retryAfter says whether to repeat a request that got an error answer. Its result has
+// the same meaning as the result after of the method once.
 func (c *Client) retryAfter(l call, resp *http.Response) time.Duration {
 	if l.retry == retryNone {
 		return -1
@@ -245,7 +245,7 @@ func ReadError(resp *http.Response, notFound oci.Code) *oci.Error {
 		e.Err = wrongserver.ErrNeedsTLS
 	}
 	if resp.StatusCode == http.StatusNotFound && notFound != "" && !aboutContent(e.Code) {
-		// Instead, registries also send NAME_UNKNOWN, NOT_FOUND or no code.
+		// Registries also send NAME_UNKNOWN, NOT_FOUND or no code instead of this code.
 		e.Code = notFound
 	}
 	return e

@@ -26,7 +26,7 @@ const (
 // themselves.
 type TokenRequest struct {
 	Realm *url.URL
-	// Service and Scope are those of the challenge. Scope may hold several scopes, with
+	// Service and Scope come from the challenge. Scope may hold several scopes, with
 	// spaces between them.
 	Service, Scope string
 	// ClientID is the name by which the program identifies itself when a refresh token is

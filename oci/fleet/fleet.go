@@ -2,7 +2,7 @@
 // node has, how much of them, and which containers run from them. An agent reports an
 // image every [Interval] to the image's registry, with the right to pull the image. A
 // node chooses its own name. While its reports count, only the client that sent them may
-// report under that name. A client can fill only a part of the book.
+// report under that name. A client can fill only a part of a [Book].
 //
 // Reports are kept in memory, for [Lifetime]. Behind a load balancer each server has the
 // reports that it received.
@@ -23,8 +23,9 @@ const (
 	// Lifetime is how long a report counts.
 	Lifetime = 5 * time.Minute
 
-	// maxReports and maxBytes bound a book, maxContainers the containers of an image, maxText
-	// each text in bytes. One client has at most maxShare of the reports and of the bytes.
+	// maxReports and maxBytes bound a book. maxContainers bounds the containers of an
+	// image. maxText bounds each text, in bytes. One client has at most maxShare of the
+	// reports and of the bytes.
 	maxReports    = 50_000
 	maxShare      = 2 // half of them
 	maxBytes      = 64 << 20
@@ -34,19 +35,20 @@ const (
 
 // Report is what a node reports about an image. Sizes are in bytes.
 type Report struct {
-	// Node is the host's name, Version the agent's, Tier how it mounts images.
+	// Node is the host's name, and Version is the agent's version. Tier says how the
+	// agent mounts images.
 	Node    string `json:"node"`
 	Version string `json:"version,omitempty"`
 	Tier    string `json:"tier,omitempty"`
-	// CacheBytes is the size of the node's files of all images, CacheLimit its limit; 0
-	// means no limit.
+	// CacheBytes is the size of the node's files of all images. CacheLimit is the limit
+	// of that size; 0 means no limit.
 	CacheBytes int64 `json:"cache_bytes"`
 	CacheLimit int64 `json:"cache_limit"`
-	// Image is its name on the node, Manifest its digest.
+	// Image is the image's name on the node, and Manifest is its digest.
 	Image    string `json:"image"`
 	Manifest string `json:"manifest,omitempty"`
-	// Files is the number of files with content, LocalFiles how many of them are on the
-	// node.
+	// Files is the number of files with content. LocalFiles is how many of them are on
+	// the node.
 	Files      int   `json:"files"`
 	LocalFiles int   `json:"local_files"`
 	Bytes      int64 `json:"bytes"`
@@ -54,11 +56,11 @@ type Report struct {
 	// Mode says how the last start was done, such as "lazy" or "eager". It is "" if there
 	// was none.
 	Mode string `json:"mode,omitempty"`
-	// Background reports that the rest is being fetched, Complete that everything is
-	// there.
+	// Background reports that the rest is being fetched. Complete reports that everything
+	// is there.
 	Background bool `json:"background,omitempty"`
 	Complete   bool `json:"complete,omitempty"`
-	// Opens counts the opens that reached the agent, Errors those that failed.
+	// Opens counts the opens that reached the agent. Errors counts the opens that failed.
 	Opens      int64       `json:"opens"`
 	Errors     int64       `json:"errors"`
 	Containers []Container `json:"containers,omitempty"`
@@ -117,7 +119,7 @@ type Book struct {
 	mu      sync.Mutex
 	reports map[key]Image
 	bytes   int // of all reports
-	// clients holds the load of each client, owners the client of each node.
+	// clients holds the load of each client. owners holds the client of each node.
 	clients map[string]load
 	owners  map[string]owner
 }
@@ -189,7 +191,7 @@ func (b *Book) count(i *Image, n int) {
 	}
 }
 
-// full reports whether there is no room for a report in place of the last one.
+// full reports whether there is no room for a report that replaces the node's last one.
 func (b *Book) full(k key, i *Image) bool {
 	old, known := b.reports[k]
 	more := i.bytes()

@@ -66,7 +66,7 @@ type Options struct {
 type Progress struct {
 	// Repo and Reference are being copied. They are the names at the source.
 	Repo, Reference string
-	// References is the number of references that are done, Failed the number that
+	// References is the number of references that are done, and Failed is the number that
 	// failed.
 	References, Failed int64
 	// Manifests and Blobs count what was sent. Bytes counts the bytes of blobs, including

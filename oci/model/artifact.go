@@ -21,15 +21,16 @@ const (
 	// models: github.com/modelpack/model-spec and github.com/docker/model-runner.
 	configModelPack = "application/vnd.cncf.model.config."
 	configDocker    = "application/vnd.docker.ai.model.config."
-	// filePath is the annotation of a layer with its path in the model, in both.
+	// filePath is the annotation that gives a layer's path in the model. Both formats
+	// have it.
 	filePath = "org.cncf.model.filepath"
 	// maxWindow is the largest window of zstd, in bytes: the default for layers of
 	// images.
 	maxWindow = 128 << 20
 )
 
-// unnamed holds the names of Docker's files that have no name of their own. ending
-// follows a number if there are several.
+// unnamed holds the names of Docker's files that have no name of their own. If there are
+// several files of a type, each gets a number between stem and ending.
 var unnamed = map[string]struct{ stem, ending string }{
 	"application/vnd.docker.ai.gguf.v3":             {"model", ".gguf"},
 	"application/vnd.docker.ai.safetensors":         {"model", ".safetensors"},
@@ -69,8 +70,8 @@ func Artifact(ctx context.Context, reg oci.Reader, repo, ref string) (*Model, er
 	return out, out.check()
 }
 
-// take adds a layer to the model. nth and of number it among the layers of its media
-// type.
+// take adds a layer to the model. The layer is number nth among the layers of its media
+// type, and of is the number of these layers.
 func (m *Model) take(ctx context.Context, reg oci.Reader, repo string, l oci.Descriptor, nth, of int) error {
 	layer, isArchive := archiveType(l.MediaType)
 	if isArchive {

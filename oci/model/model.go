@@ -36,7 +36,8 @@ const ownLayer = 16 << 20
 // Model is the files of a model, in the order of their paths.
 type Model struct {
 	files []file
-	// archives are layers that are archives already, below those of files.
+	// archives are layers that are archives already. They are below the layers that are
+	// made of files.
 	archives []archive
 	// from holds annotations that say what the model was made from.
 	from map[string]string
@@ -177,11 +178,11 @@ type Pushed struct {
 	Repo   string     `json:"repository"`
 	Tag    string     `json:"tag"`
 	Digest oci.Digest `json:"digest"`
-	// Files counts the model's files in layers, and Bytes their size.
+	// Files counts the model's files in layers, and Bytes is their size.
 	Files int   `json:"files"`
 	Bytes int64 `json:"bytes"`
-	// Layers counts the layers of the image, and Sent those that the repository did not
-	// have.
+	// Layers counts the layers of the image, and Sent counts the layers that the
+	// repository did not have.
 	Layers int `json:"layers"`
 	Sent   int `json:"layers_sent"`
 }

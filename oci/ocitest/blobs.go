@@ -8,8 +8,9 @@ import (
 	"example.org/slipway/oci"
 )
 
-// sizes returns sizes around the limits at which registries behave differently: 16 KiB
-// and 64 KiB, up to which content is kept outside files, and more than any buffer.
+// sizes returns sizes around the limits at which registries behave differently. These are
+// 16 KiB and 64 KiB, up to which content is kept outside files. One size is larger than
+// any buffer.
 func (s *suite) sizes() []int {
 	return []int{0, 1, 100, 16<<10 - 1, 16 << 10, 16<<10 + 1, 64 << 10, 64<<10 + 1, 256 << 10, s.o.LargeSize}
 }

@@ -9,7 +9,7 @@ import (
 	"example.org/slipway/oci"
 )
 
-// race calls do with 0 to Racers-1, all at once.
+// race calls the function do with 0 to Racers-1, all at once.
 func (s *suite) race(do func(i int)) {
 	var wg sync.WaitGroup
 	start := make(chan struct{})

@@ -186,9 +186,8 @@ func (s *suite) uploadBrokenOff() {
 
 // settled asks for the status until no request writes any more, and returns the size.
 // Over a network the other side may still be busy with a request that was given up here,
-// or about to begin with it. settled waits a moment until more than before bytes have
-// arrived, because a late chunk of unknown length would be appended wherever the upload
-// stands.
+// or about to begin with it. settled waits a moment for the size to exceed before,
+// because a late chunk of unknown length would be appended wherever the upload stands.
 func (s *suite) settled(id string, before int64) int64 {
 	s.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)

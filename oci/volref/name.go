@@ -29,7 +29,7 @@ const maxName = 100
 // errName says what a name may be.
 var errName = errors.New("a name of a volume has 1 to 100 of a-z, 0-9, '-', '.' and '_', and begins with a letter")
 
-// CheckName returns an error if a name cannot be that of a volume. A valid name is also a
+// CheckName returns an error unless a volume can have the name. A valid name is also a
 // path element, and never "." or "..".
 func CheckName(id string) error {
 	ok := len(id) > 0 && len(id) <= maxName && id[0] >= 'a' && id[0] <= 'z'
@@ -74,5 +74,5 @@ func nameSum(what, fs string, layers []oci.Digest) []byte {
 	return h.Sum(nil)
 }
 
-// IsClone reports whether a name is that of a container's clone.
+// IsClone reports whether a name is the name of a container's clone.
 func IsClone(id string) bool { return strings.HasPrefix(id, ClonePrefix) }

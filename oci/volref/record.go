@@ -41,8 +41,8 @@ type RecordLayer struct {
 	Digest oci.Digest `json:"digest"`
 	// Volume is the name of the volume. It is empty if there is none.
 	Volume string `json:"volume,omitempty"`
-	// Size is the size of the device, and Used what the volume stores beyond the one
-	// below, in bytes.
+	// Size is the size of the device, in bytes. Used is how many bytes the volume stores
+	// in addition to the volume below it.
 	Size int64 `json:"size,omitempty"`
 	Used int64 `json:"used,omitempty"`
 }
@@ -63,7 +63,7 @@ type Place struct {
 	// Cluster is the fsid of a Ceph cluster, or the random identity of a shared
 	// directory.
 	Cluster string `json:"cluster"`
-	// Pool and Namespace of RBD. They are empty for files.
+	// Pool and Namespace say where in RBD the volumes are. They are empty for files.
 	Pool      string `json:"pool,omitempty"`
 	Namespace string `json:"namespace,omitempty"`
 }
@@ -71,7 +71,7 @@ type Place struct {
 // Credential lets a node use volumes for a while. For a shared directory it is empty: the
 // directory is mounted on the node, or it is not.
 type Credential struct {
-	// User, without "client.", and Key of cephx.
+	// User is the user of cephx, without "client.", and Key is the user's key.
 	User string `json:"user,omitempty"`
 	Key  string `json:"key,omitempty"`
 	// Monitors are the addresses of the cluster, as in mon_host.

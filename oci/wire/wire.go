@@ -29,8 +29,8 @@ func Seconds(d time.Duration) string {
 	return strconv.FormatInt(min(max(1, int64((d-1)/time.Second)+1), 1<<31-1), 10)
 }
 
-// Range returns the value of a Range header for n bytes from off on, or for all bytes
-// from off on if n is not positive. It returns "" for the whole content.
+// Range returns the value of a Range header for n bytes from the offset off on, or for
+// all bytes from there on if n is not positive. It returns "" for the whole content.
 func Range(off, n int64) string {
 	last := off + n - 1
 	switch {
@@ -75,8 +75,8 @@ func position(s string) (int64, bool) {
 	return min(n, math.MaxInt64-1), true
 }
 
-// ContentRange returns the value of the Content-Range header for n bytes from off on, out
-// of size bytes.
+// ContentRange returns the value of the Content-Range header for n bytes from the offset
+// off on, out of size bytes.
 func ContentRange(off, n, size int64) string {
 	return "bytes " + strconv.FormatInt(off, 10) + "-" + strconv.FormatInt(off+n-1, 10) + "/" + strconv.FormatInt(size, 10)
 }

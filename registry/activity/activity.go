@@ -1,5 +1,6 @@
-// Package activity answers who did what, from the audit log: the file that is written now,
-// and those that a log rotation has set aside beside it, also if they are compressed.
+// Package activity answers who did what, from the audit log: the file that is written
+// now, and the files beside it that a log rotation has set aside, even if they are
+// compressed.
 package activity
 
 import (
@@ -42,8 +43,8 @@ type Filter struct {
 	// Since and Until bound the time; an event at Until does not match.
 	Since time.Time `json:"since,omitzero"`
 	Until time.Time `json:"until,omitzero"`
-	// Limit is the number of events, of which the newest are returned. Default:
-	// DefaultLimit.
+	// Limit bounds the number of events that are returned. The newest ones are returned.
+	// Default: DefaultLimit.
 	Limit int `json:"limit,omitempty"`
 	// Skip is the number of the newest matching events that are left out.
 	Skip int `json:"skip,omitempty"`
@@ -103,8 +104,8 @@ func Read(ctx context.Context, path string, f Filter) (rep Report, err error) {
 	return rep, nil
 }
 
-// filesOf returns the audit log and what a rotation has made of it, such as audit.log.1
-// and audit.log.2.gz, the one that was written last first.
+// filesOf returns the audit log and the files that a rotation has made of it, such as
+// audit.log.1 and audit.log.2.gz. The file that was written last comes first.
 func filesOf(path string) ([]string, error) {
 	names, err := filepath.Glob(escaped(path) + `[.\-]*`)
 	if err != nil {
@@ -135,7 +136,7 @@ func filesOf(path string) ([]string, error) {
 	return out, nil
 }
 
-// escaped quotes what has a meaning in patterns of files.
+// escaped escapes the characters that have a meaning in file patterns.
 func escaped(path string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
 }

@@ -105,10 +105,10 @@ const (
 // nothing. Distribution can therefore continue to use the storage, but not while this
 // registry deletes from it.
 //
-// Run can be repeated, and then adds what is new. What was deleted here but is still
-// linked there comes back. Layers that no manifest names are adopted too. They are
-// collected like the layers of an unfinished push. No registry may serve from the
-// catalogue while Run runs.
+// Run can be repeated, and then adds what is new. Content comes back if it was deleted in
+// this registry but Distribution still has links to it. Layers that no manifest names are
+// adopted too. They are collected like the layers of an unfinished push. No registry may
+// serve from the catalogue while Run runs.
 func Run(ctx context.Context, cat *catalog.Catalog, store objstore.Store, o Options) (Report, error) {
 	if o.Logger == nil {
 		o.Logger = slog.Default()

@@ -49,7 +49,7 @@ func (a *adopter) findLayers(ctx context.Context) error {
 	return nil
 }
 
-// adoptLayers records those of the found blobs that are correct.
+// adoptLayers records the found blobs that are correct.
 func (a *adopter) adoptLayers(ctx context.Context) error {
 	rows := make([]catalog.AdoptRow, 0, min(len(a.blobs), rowsAtOnce))
 	for _, d := range slices.Sorted(maps.Keys(a.blobs)) {

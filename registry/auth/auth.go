@@ -107,7 +107,7 @@ type Auth struct {
 	tokens    *recent.Cache[*Identity]
 	hasOIDC   bool
 	// sessions signs the tokens of browsers' sessions. It is nil if nobody can log in.
-	// ended has the sessions that were logged out of.
+	// ended holds the sessions that ended with a logout.
 	sessions *issuer
 	ended    *recent.Cache[struct{}]
 

@@ -29,8 +29,8 @@ const (
 type Config struct {
 	// HTPasswd checks user names and passwords against a file.
 	HTPasswd *HTPasswdConfig `yaml:"htpasswd,omitempty"`
-	// LDAP checks user names and passwords against a directory. A user in the file of HTPasswd
-	// is not looked for there.
+	// LDAP checks user names and passwords against a directory. A user who is in the file
+	// of HTPasswd is not looked up in the directory.
 	LDAP *ldap.Config `yaml:"ldap,omitempty"`
 	// Token describes the built-in token service or an external one.
 	Token *TokenConfig `yaml:"token,omitempty"`
@@ -39,7 +39,7 @@ type Config struct {
 	// MTLS, if set, makes identities from verified client certificates.
 	MTLS *MTLSConfig `yaml:"mtls,omitempty"`
 	// Robots says whether robots may use API tokens, as a password or as a bearer token.
-	// Default: true if clients are asked for passwords or tokens in any case.
+	// Default: true if clients are asked for passwords or tokens anyway.
 	Robots *bool `yaml:"robots,omitempty"`
 	// Access lists the rules. They add up, and their order does not matter.
 	Access []Rule `yaml:"access,omitempty"`
@@ -136,8 +136,8 @@ type OIDCConfig struct {
 	RequiredClaims map[string]string `yaml:"required_claims,omitempty"`
 	// ClientID and ClientSecret identify the client that people log in with at the web
 	// page. If they are empty, nobody can log in there with this issuer. The client's
-	// redirect URI is that of the page /ui/login/done. Scopes are requested in addition
-	// to openid.
+	// redirect URI is the URL of the page /ui/login/done. Scopes are requested in
+	// addition to openid.
 	ClientID     string   `yaml:"client_id,omitempty"`
 	ClientSecret string   `yaml:"client_secret,omitempty"`
 	Scopes       []string `yaml:"scopes,omitempty"`
@@ -212,9 +212,9 @@ type Options struct {
 	// Tokens holds the API tokens. Default: there are none.
 	Tokens TokenStore
 	// Repository returns the repository that a name in a token request stands for, if
-	// that is another one. Clients ask for tokens by the names that they use, and show
-	// the same token for all their requests, while rights are checked for the repository.
-	// Default: every name stands for the repository of that name.
+	// that repository has another name. Clients ask for tokens by the names that they
+	// use, and show the same token for all their requests. But rights are checked for the
+	// repository. Default: every name stands for the repository of that name.
 	Repository func(r *http.Request, name string) string
 }
 

@@ -9,10 +9,11 @@ import (
 	"example.org/slipway/registry/auth/recent"
 )
 
-// directorySource is the source of the groups of LDAP users, and begins their names.
+// directorySource is the name of the source of LDAP users' groups. It is also the prefix
+// of these users' names.
 const directorySource = "ldap"
 
-// addDirectory makes the users of an LDAP directory a method.
+// addDirectory adds a method for the users of an LDAP directory.
 func (a *Auth) addDirectory(cfg *ldap.Config, failures *recent.Failures, o Options) (err error) {
 	if cfg == nil {
 		return nil

@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// What can be read again while a server runs.
+// These constants name what can be read again while a server runs.
 const (
 	reloadRules = "rules"
 	reloadUsers = "users"
@@ -58,7 +58,8 @@ func (a *Auth) Metrics() []prometheus.Collector {
 
 // Reloaded says what Reload changed.
 type Reloaded struct {
-	// Rules is the number of access rules, and Users the number of users with passwords.
+	// Rules is the number of access rules, and Users is the number of users with
+	// passwords.
 	Rules int `json:"rules"`
 	Users int `json:"users"`
 	// RulesChanged and UsersChanged say what differs from before.

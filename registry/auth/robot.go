@@ -264,9 +264,9 @@ func (a *Auth) Run(ctx context.Context) {
 	}
 }
 
-// addRobots makes API tokens a method, unless the configuration says otherwise. By default
-// they are one where clients are asked for passwords or tokens in any case, because they
-// would change the challenge elsewhere.
+// addRobots adds a method for API tokens, unless the configuration says otherwise. By
+// default they are a method if clients are asked for passwords or tokens anyway.
+// Otherwise API tokens would change the challenge.
 func (a *Auth) addRobots(cfg Config, o Options) {
 	on := a.takesHeader()
 	if cfg.Robots != nil {

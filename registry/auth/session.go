@@ -50,8 +50,8 @@ var errNoSessions = errors.New("nobody can log in here: auth configures neither 
 
 // NewSession returns a token that stands for id for the given lifetime. With the token,
 // the rules at the time of its use decide what id may do. If id is an htpasswd user, the
-// token ends early when the user is removed or the password changes. It holds no secret
-// but itself.
+// token ends early when the user is removed or the password changes. The token contains
+// no other secret.
 func (a *Auth) NewSession(id *Identity, lifetime time.Duration) (token string, expires time.Time, err error) {
 	if a.sessions == nil || id.Anonymous() || id.token != "" {
 		return "", time.Time{}, errNoSessions

@@ -85,11 +85,11 @@ type Report struct {
 	// layers. UnreadPacksTotal counts all of them.
 	UnreadPacks      []string `json:"unread_packs,omitempty"`
 	UnreadPacksTotal int64    `json:"unread_packs_total"`
-	// Kept counts contents that are damaged or missing in the registry, but of which the
-	// earlier backup has good copies. The backup keeps these copies.
+	// Kept counts contents that are damaged or missing in the registry, but have good
+	// copies in the earlier backup. The backup keeps these copies.
 	Kept int64 `json:"kept,omitempty"`
-	// Incomplete lists at most 1000 images, as repo:tag or repo@digest, that lack a content without
-	// a good copy anywhere. IncompleteTotal counts all of them.
+	// Incomplete lists at most 1000 images, as repo:tag or repo@digest, that lack a
+	// content of which there is no good copy. IncompleteTotal counts all such images.
 	Incomplete      []string `json:"incomplete,omitempty"`
 	IncompleteTotal int64    `json:"incomplete_total,omitempty"`
 	// Done says that the directory holds the new backup, or that everything is restored.

@@ -72,8 +72,8 @@ func incomplete(what string, images []string, total int64) error {
 	return &IncompleteError{what, images, total}
 }
 
-// earlierCatalog returns the path of the earlier backup's catalogue. It returns "" if there is
-// none, or if it cannot be used and replace says that it is not needed.
+// earlierCatalog returns the path of the earlier backup's catalogue. It returns "" if
+// there is none, or if it cannot be used and replace is set.
 func earlierCatalog(ctx context.Context, dir string, replace bool) (string, error) {
 	path := filepath.Join(dir, registry.CatalogFile)
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
@@ -146,7 +146,8 @@ func checkReplaces(ctx context.Context, d *snapshot.Draft, before string, o Opti
 }
 
 // shrunk reports whether a count fell so far that a loss is a better explanation than
-// deletions. That is so if it fell to zero, or by at least five to less than half.
+// deletions. That is so if it fell to zero, or if it fell to less than half and by at
+// least five.
 func shrunk(was, now int64) bool {
 	return was > 0 && now == 0 || was-now >= 5 && now < was/2
 }

@@ -17,8 +17,8 @@ import (
 	"example.org/slipway/registry/verify"
 )
 
-// packTries is how often a backup starts again with a newer snapshot because packs were replaced,
-// and their objects deleted, before they were copied.
+// packTries bounds how often a backup starts again with a newer snapshot. It does so if
+// packs were replaced, and their objects deleted, before they were copied.
 const packTries = 5
 
 // copyPacks copies the packs that the destination lacks. A pack that is damaged,
@@ -82,8 +82,8 @@ func (t *transfer) copyPack(ctx context.Context, p snapshot.PackObject) (err err
 	return nil
 }
 
-// missed notes that a pack which the destination has is gone at the source, or has another
-// size there.
+// missed notes that a pack is gone at the source, or has another size there, although the
+// destination has it.
 func (t *transfer) missed(ctx context.Context, p snapshot.PackObject) error {
 	info, err := t.src.Stat(ctx, packKey(p.Digest))
 	if err != nil && !errors.Is(err, objstore.ErrNotExist) {
@@ -123,8 +123,8 @@ func (t *transfer) unread(ctx context.Context, pack gearfacts.Name, err error) e
 
 func packKey(pack gearfacts.Name) string { return storage.PackPrefix + hex.EncodeToString(pack[:]) }
 
-// NeededPacksError says that packs could not be read, and that dropped layers consist of
-// them.
+// NeededPacksError says that packs could not be read, and that dropped layers need
+// contents of these packs.
 type NeededPacksError struct {
 	// Packs holds the keys of at most 1000 of the packs. Total counts all of them.
 	Packs []string

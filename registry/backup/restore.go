@@ -51,8 +51,8 @@ type Target struct {
 	SetCatalog func(ctx context.Context, file string) error
 }
 
-// Restore makes the directory root a data root that holds what the backup in dir holds.
-// root must be missing or empty, or have lost its catalogue. Nobody may use root
+// Restore turns the directory root into a data root that holds what the backup in dir
+// holds. root must be missing or empty, or have lost its catalogue. Nobody may use root
 // meanwhile. Every byte is checked against its digest. The catalogue comes last, so that
 // a root with a catalogue is whole. If root has a [RestoreMarker] and no catalogue,
 // Restore continues the interrupted restore. Errors: ErrNotEmpty, [*IncompleteError],

@@ -32,7 +32,7 @@ var (
 	// ErrReferenced says that a manifest of the repository still names the blob.
 	ErrReferenced = engine.NewVerdict("still referenced by a manifest")
 	// ErrNotStored says that a blob cannot be linked because its content is not in the
-	// store, or no longer. The content must be written first.
+	// store, or is no longer there. The content must be written first.
 	ErrNotStored = engine.NewVerdict("content is not stored")
 )
 

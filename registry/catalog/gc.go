@@ -58,8 +58,8 @@ type CollectOptions struct {
 	Keep func(repo string, d oci.Digest) (until time.Time, keep bool)
 	// DryRun reports what would be removed, and what that would free, and changes
 	// nothing. With Untagged the first step also looks for manifests, as QueueUntagged
-	// does. After is the last candidate of the previous step. The dry run continues
-	// behind it. It does not find what only several steps together free.
+	// does. After is the last candidate of the previous step. The dry run continues with
+	// the next one. It does not find what only several steps together free.
 	DryRun bool
 	After  *Candidate
 }

@@ -28,13 +28,13 @@ func dropGearLayer(t *engine.Tx, d oci.Digest) error {
 }
 
 // heldFor is how long after a grace period the collector looks again at a layer that
-// heldForLost holds. It is longer than a collection takes, which may examine at once what
-// it queues.
+// heldForLost holds. It must be longer than a collection takes, because a collection may
+// examine at once what it queues.
 const heldFor = time.Hour
 
-// heldForLost reports whether a layer must stay although nothing needs it. It must if it
-// has a content whose bytes were found damaged, and of which a dropped layer consists:
-// the blob may be all that the content can be made again from.
+// heldForLost reports whether a layer must stay although nothing needs it. It must if one
+// of its contents was found damaged and a dropped layer needs that content: the blob may
+// be the only source from which the content can be made again.
 func heldForLost(t *engine.Tx, d oci.Digest) (held bool, err error) {
 	// Almost always nothing is lost, and that is known at once.
 	err = t.Row(`SELECT EXISTS (SELECT 1 FROM gear_files WHERE pack_id = 0)`, nil, &held)

@@ -45,9 +45,10 @@ func OriginOf(ctx context.Context, cause string) Origin {
 	return o
 }
 
-// recordTags records the state of tags, before they change, as far as the history lacks
-// it, and then that they point at a manifest, or that they are deleted if d is "". which
-// is a condition on the rows t of tags.
+// recordTags records that tags come to point at a manifest, or that they are deleted if d
+// is "". It is called before the tags change, and first records their present state if
+// the history lacks it. A condition on the rows t of tags selects the tags: which is its
+// text, and args are its arguments.
 func recordTags(t *engine.Tx, o Origin, d oci.Digest, which string, args ...any) error {
 	if o.Cause == "" {
 		return nil
@@ -63,7 +64,7 @@ func recordTags(t *engine.Tx, o Origin, d oci.Digest, which string, args ...any)
 	return err
 }
 
-// recordNewTag records what a tag points at that did not exist.
+// recordNewTag records what a new tag points at.
 func recordNewTag(t *engine.Tx, o Origin, repoID int64, tag string, d oci.Digest) error {
 	if o.Cause == "" {
 		return nil
@@ -79,7 +80,7 @@ func trimTag(t *engine.Tx, repoID int64, tag string) error {
 	return err
 }
 
-// forgetTags drops the history of tags that were deleted long ago. It drops that of a
+// forgetTags drops the history of tags that were deleted long ago. One call does so for a
 // bounded number of tags.
 func forgetTags(t *engine.Tx) error {
 	type gone struct {
@@ -158,7 +159,8 @@ func (h *History) Tag(ctx context.Context, repo, tag string, n int) ([]oci.TagCh
 		out = append(out, c)
 		return err
 	}
-	// What an earlier version set, while versions changed, is not in the history.
+	// The history lacks tags that an earlier version of the program set while servers
+	// were being updated.
 	err = h.DB.Rows(ctx, `SELECT h.digest, h.at, '', '', '`+oci.StateHere+`' FROM (SELECT b.digest AS digest, t.updated_at AS at FROM tags t
 			JOIN manifests m ON m.id = t.manifest_id JOIN blobs b ON b.id = m.blob_id WHERE t.repo_id = ? AND t.name = ?) h
 		WHERE h.digest <> COALESCE((SELECT digest FROM tag_history WHERE repo_id = ? AND tag = ? ORDER BY id DESC LIMIT 1), '')`, []any{id, tag, id, tag}, scan)

@@ -121,9 +121,9 @@ const (
 )
 
 // Referrers lists manifests of a repository whose subject is d, ordered by digest. It
-// lists at most n of them, with digests greater than last. If artifactType is not "", it
-// lists only manifests of that type. more reports whether some remain. A page ends early
-// at MaxReferrersBytes. The list does not include the manifests' content.
+// lists at most n of them, with digests greater than the digest last. If artifactType is
+// not "", it lists only manifests of that type. more reports whether some remain. A page
+// ends early at MaxReferrersBytes. The list does not include the manifests' content.
 func (c *Catalog) Referrers(ctx context.Context, repo string, d oci.Digest, artifactType, last string, n int) (list []oci.Descriptor, more bool, err error) {
 	// This query reads only small columns, because SQLite would carry the annotations
 	// through the sort. CROSS JOIN keeps SQLite from walking all blobs in the order of

@@ -67,8 +67,8 @@ func (c *Uploads) Keep(ctx context.Context, id, owner string, d time.Duration) e
 
 // ExpiredIntents returns at most n uploads whose owner was publishing them when the claim
 // expired, the oldest first. It leaves out uploads whose content somebody else is
-// publishing now. Their object cannot be deleted, and would have no name if that
-// publication failed.
+// publishing now: the object cannot be deleted meanwhile, and if that publication failed,
+// no row would name the object.
 func (c *Uploads) ExpiredIntents(ctx context.Context, n int) ([]Upload, error) {
 	now, err := c.DB.Now(ctx)
 	if err != nil {
@@ -144,10 +144,10 @@ func (c *Garbage) StopDeleting(ctx context.Context, owner string, digests ...oci
 	})
 }
 
-// Forget drops the rows of contents whose objects are deleted. It drops those that the
-// collector has dropped, and those that BeginDeleting of this Catalog has granted. If the
-// deadline of a content has passed, the row stays and Deleting returns it again, because
-// another owner may have the right to delete it by now.
+// Forget drops the rows of contents whose objects are deleted. They are contents that the
+// collector has dropped, and contents whose deletion BeginDeleting of this Catalog has
+// granted. If the deadline of a content has passed, the row stays and Deleting returns it
+// again, because another owner may have the right to delete it by now.
 func (c *Garbage) Forget(ctx context.Context, digests ...oci.Digest) error {
 	owners := c.deleterNames()
 	return c.DB.Write(ctx, func(t *engine.Tx) error {

@@ -226,7 +226,7 @@ func (p *retirement) take(m retired, out *Retired) (next []retired, err error) {
 		return next, err
 	}
 	base := oci.ReferrersTag(m.digest)
-	// 'g' sorts after every character that HungOn accepts behind the base.
+	// 'g' sorts after every character that HungOn accepts after the base.
 	err = p.Rows(`SELECT t.name, t.updated_at, c.id, c.blob_id, b.digest FROM tags t JOIN manifests c ON c.id = t.manifest_id JOIN blobs b ON b.id = c.blob_id
 		WHERE t.repo_id = ? AND t.name >= ? AND t.name < ? ORDER BY t.name`, []any{p.repoID, base, base + "g"}, func(r *sql.Rows) error {
 		var t TagInfo

@@ -29,8 +29,7 @@ type Begun struct {
 	// Crashed says that the previous process did not call End. Rebooted says that the
 	// machine also went down, so that bytes that the process had not synced may be lost.
 	Crashed, Rebooted bool
-	// Idle is how long ago a process last recorded the time, by the clock of now. It is 0
-	// if none did.
+	// Idle is how long before now a process last recorded the time. It is 0 if none did.
 	Idle time.Duration
 	// HoldBack is the time until which the collector removes nothing. It is a grace
 	// period from now if the previous process crashed. It is also a grace period from now

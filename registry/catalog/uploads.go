@@ -140,7 +140,8 @@ func endUpload(t *engine.Tx, id string) error {
 	return err
 }
 
-// Stale returns at most n uploads that have not changed since before, oldest first.
+// Stale returns at most n uploads that have not changed since the time before, oldest
+// first.
 func (c *Uploads) Stale(ctx context.Context, before time.Time, n int) ([]Upload, error) {
 	return c.list(ctx, `SELECT `+uploadColumns+` FROM uploads WHERE updated_at < ? ORDER BY updated_at LIMIT ?`, before.UnixMilli(), n)
 }

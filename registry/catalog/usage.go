@@ -16,9 +16,10 @@ type Usage struct {
 	Tags  int64
 }
 
-// Usage returns what each of n sets of repositories holds. in returns the sets that a
-// repository is in, as numbers below n. It reads the whole catalogue once, in the order of
-// contents, and needs memory only for the names of the repositories.
+// Usage returns what each of n sets of repositories holds. The function named in returns
+// the sets that contain a repository, as numbers below n. It reads the whole catalogue
+// once, in the order of contents, and needs memory only for the names of the
+// repositories.
 func (c *Catalog) Usage(ctx context.Context, n int, in func(repo string) []int) ([]Usage, error) {
 	ctx = engine.Whole(ctx)
 	out := make([]Usage, n)
@@ -83,8 +84,8 @@ func (c *Catalog) Usage(ctx context.Context, n int, in func(repo string) []int) 
 	return out, err
 }
 
-// Holders calls each with the names of the repositories that show a content, as a blob or
-// as a manifest.
+// Holders calls the function each with the names of the repositories that show a content,
+// as a blob or as a manifest.
 func (c *Catalog) Holders(ctx context.Context, d oci.Digest, each func(repo string)) error {
 	names, err := c.DB.Names(ctx, `SELECT r.name FROM repositories r WHERE r.id IN (
 		SELECT l.repo_id FROM links l JOIN blobs b ON b.id = l.blob_id WHERE b.digest = ?1

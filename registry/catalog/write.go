@@ -562,7 +562,8 @@ func tagsOf(t *engine.Tx, manifestID int64) ([]string, error) {
 }
 
 // RemoveManifest deletes a manifest's rows. It queues what the manifest named, the
-// manifests that refer to it, and its own content. Until due it can be restored.
+// manifests that refer to it, and its own content. The manifest can be restored until
+// due.
 func RemoveManifest(t *engine.Tx, repoID, id, blobID, due int64, o Origin) error {
 	if err := trash(t, repoID, id, due, o); err != nil {
 		return err

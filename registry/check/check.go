@@ -145,8 +145,8 @@ type Report struct {
 	// Problems lists at most 1000 problems; the counts cover all of them.
 	Problems []Problem `json:"problems"`
 	// Quarantined counts the contents that are in quarantine at the end, and
-	// QuarantinedBytes their bytes. QuarantinedRemoved counts the contents that were
-	// deleted before.
+	// QuarantinedBytes counts their bytes. QuarantinedRemoved counts the contents that
+	// were deleted before.
 	Quarantined        int64 `json:"quarantined"`
 	QuarantinedBytes   int64 `json:"quarantined_bytes"`
 	QuarantinedRemoved int64 `json:"quarantined_removed"`

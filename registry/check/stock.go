@@ -93,7 +93,7 @@ func (s stock) readAll(ctx context.Context, key string, d oci.Digest) (content [
 }
 
 // copyObject copies an object to another key and reports whether its bytes have the
-// digest. With onlyRight it does not copy other bytes.
+// digest. If onlyRight is set, it does not copy other bytes.
 func (s stock) copyObject(ctx context.Context, from, to string, d oci.Digest, onlyRight bool) (match bool, err error) {
 	src, err := s.up.Store.Get(ctx, from, 0, -1)
 	if err != nil {
@@ -111,7 +111,7 @@ func (s stock) copyObject(ctx context.Context, from, to string, d oci.Digest, on
 	return match, dst.Commit(ctx, to)
 }
 
-// putBack makes the verified copy in quarantine the object of the content.
+// putBack uses the verified copy in quarantine as the object of the content.
 func (s stock) putBack(ctx context.Context, d oci.Digest) (bool, error) {
 	return s.move(ctx, quarantineKey(d), storage.BlobKey(d), d)
 }

@@ -198,10 +198,10 @@ func (c *Cluster) choose(key uint64) *peer {
 	return nil
 }
 
-// next returns the member with the highest score for a key below a given score. With
-// first it returns the highest of all. This is rendezvous hashing. A new member takes
-// from each other member the keys for which the new one scores highest. A member that
-// leaves gives its keys to all others. No other key moves.
+// next returns the member with the highest score for a key below a given score. If first
+// is set, it returns the member with the highest score of all. This is rendezvous
+// hashing. A new member takes from each other member the keys for which the new one
+// scores highest. A member that leaves gives its keys to all others. No other key moves.
 func next(members []*peer, key, below uint64, first bool) (best *peer, score uint64) {
 	for _, p := range members {
 		s := mix(p.hash ^ key)

@@ -168,8 +168,8 @@ func (o *object) readPeer(p []byte) (int, error) {
 	return n, err
 }
 
-// readAhead reads a whole small object and checks it, so that even a wrong object is no
-// error for the caller.
+// readAhead reads a whole small object and checks it, before the caller gets any of it.
+// If the object is wrong, the caller can still read it from the store.
 func (o *object) readAhead() (objstore.Object, error) {
 	b := make([]byte, o.end)
 	for o.at < o.end {

@@ -101,8 +101,8 @@ type opened struct {
 	err error
 }
 
-// These errors are the causes of a peer's context. They say why the peer is no longer
-// waited for.
+// These errors are the causes with which the context of a peer's read ends. They say why
+// the peer is no longer waited for.
 var (
 	errOutrun = errors.New("the object store was faster")
 	errLate   = errors.New("no answer in time")

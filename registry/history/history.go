@@ -186,7 +186,7 @@ func (h *History) attached(ctx context.Context, repo string, d oci.DeletedManife
 	return err == nil && doc.Subject != nil && doc.Subject.Digest == to, nil
 }
 
-// free returns those of the tags that a repository does not have.
+// free returns the tags that a repository does not have.
 func (h *History) free(ctx context.Context, repo string, tags []string) (out []string, err error) {
 	for _, tag := range tags {
 		switch _, err := h.cat.Tag(ctx, repo, tag); {

@@ -205,8 +205,8 @@ func (doc *Document) Sizes() (map[oci.Digest]int64, error) {
 	return sizes, nil
 }
 
-// Names holds the contents that a manifest names, by what must be present for the image to be
-// whole.
+// Names holds the contents that a manifest names, grouped by whether they must be present
+// for the image to be whole.
 type Names struct {
 	// Blobs must be shown by the manifest's repository.
 	Blobs []oci.Descriptor

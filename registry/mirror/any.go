@@ -106,7 +106,8 @@ type Any struct {
 }
 
 // anyMost bounds how many registries that are not listed are remembered, with what is
-// known of their tags. If there are more, the upstreams are only asked again.
+// known of their tags. If there are more, upstreams are asked more often, and nothing
+// else changes.
 const anyMost = 64
 
 // anys holds the sources that were made for registries that are not listed. The zero

@@ -224,7 +224,7 @@ func (m *Registry) revalidate(ctx context.Context, s *source, name, repo, tag st
 	return m.follow(ctx, q, now.Digest, err)
 }
 
-// question is the question what a tag that the store has stands for now.
+// question asks what a tag that the store has stands for now.
 type question struct {
 	s         *source
 	name      string // of the repository upstream

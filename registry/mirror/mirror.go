@@ -33,7 +33,7 @@ type Upstream interface {
 	Blob(ctx context.Context, repo string, d oci.Digest, off int64) (*upstream.Body, error)
 	// Referrers lists all manifests whose subject is d, or fails.
 	Referrers(ctx context.Context, repo string, d oci.Digest) ([]oci.Descriptor, error)
-	// Tags lists at most n tags after last.
+	// Tags lists at most n tags after the tag last.
 	Tags(ctx context.Context, repo, last string, n int) (tags []string, more bool, err error)
 	// Status returns the state of the upstream.
 	Status() upstream.Status
@@ -133,9 +133,9 @@ type Options struct {
 	// Ahead is the largest size in bytes of the blobs of an image that are fetched as
 	// soon as a client was given the image's manifest. Default: no blobs are.
 	Ahead int64
-	// Linger is how long a blob is fetched on after its last reader has left. Default: 10
-	// min. What was fetched is kept for the next reader. If nothing has come yet, the
-	// fetching ends at once.
+	// Linger is how long the fetching of a blob goes on after its last reader has left.
+	// Default: 10 min. What was fetched is kept for the next reader. If nothing has come
+	// yet, the fetching ends at once.
 	Linger time.Duration
 	// Patience is how long a client waits for an upstream that is busy or whose
 	// connection broke off. Default: 15 s.

@@ -102,7 +102,7 @@ func (m *Registry) Prune(ctx context.Context, o PruneOptions) (Pruned, error) {
 	return done, err
 }
 
-// prunedAtOnce is how many images are forgotten at once. Those that wait for the disk
+// prunedAtOnce is how many images are forgotten at once. Images that wait for the disk
 // together take one transaction of the catalogue.
 const prunedAtOnce = 16
 

@@ -243,8 +243,8 @@ func (m *Registry) checkConfig(ctx context.Context, s *source, name, repo string
 	return nil
 }
 
-// readBlob returns a config of a mirrored repository. The config may have at most most
-// bytes.
+// readBlob returns a config of a mirrored repository, if the config has at most the given
+// number of bytes.
 func (m *Registry) readBlob(ctx context.Context, s *source, name, repo string, d oci.Digest, most int64) ([]byte, error) {
 	c, err := m.openBlob(ctx, s, name, repo, d, fill.Whole)
 	if err != nil {

@@ -315,9 +315,9 @@ type flight struct {
 	err  error
 }
 
-// fly returns the answer of ask. ask runs once in the background for all callers with the
-// same key, and does not end when a client leaves. began reports whether ask was started
-// for this caller.
+// fly returns the answer of the function ask. That function runs once in the background
+// for all callers with the same key, and does not end when a client leaves. began reports
+// whether ask was started for this caller.
 func (m *Registry) fly(ctx context.Context, k flightKey, ask func(ctx context.Context) (*oci.Manifest, error)) (mf *oci.Manifest, began bool, err error) {
 	fs := &m.flights
 	fs.mu.Lock()

@@ -194,7 +194,7 @@ func (m *Registry) settle(ctx context.Context, repo string) error {
 }
 
 // Repositories implements oci.Lister. It lists the repositories of this server, and the
-// mirrored ones of which something is stored.
+// mirrored repositories from which something is stored.
 func (m *Registry) Repositories(ctx context.Context, last string, n int) ([]string, bool, error) {
 	return m.store.Repositories(ctx, last, n)
 }

@@ -87,8 +87,8 @@ type Options struct {
 	MaxBackoff time.Duration
 	// Turn is for several processes that share the durable queue. It reports whether it
 	// is this process's turn to deliver the queued events of an endpoint. It is called
-	// before each delivery, and from time to time while there is none. Nil means that it
-	// always is.
+	// before each delivery, and from time to time while there is none. If Turn is nil, it
+	// is always this process's turn.
 	Turn func(ctx context.Context, endpoint string) (bool, error)
 	// Transport sends requests; nil makes a new one.
 	Transport http.RoundTripper

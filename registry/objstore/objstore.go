@@ -30,8 +30,8 @@ var ErrCorrupt = errors.New("object has other bytes than it should")
 // stored before is intact, and the same call succeeds once there is room.
 var ErrNoSpace = errors.New("no space left in the object store")
 
-// ErrTaken is returned, possibly wrapped, by a write if the place of the object or of its
-// directory is taken by something that is not an object and that the store does not move
+// ErrTaken is returned, possibly wrapped, by a write if something else is in the place of
+// the object or of its directory. It is not an object, and the store does not move it
 // away.
 var ErrTaken = errors.New("something that is no object is in its place")
 
@@ -55,7 +55,8 @@ type Info struct {
 // overloaded or does not answer. Nothing has changed, and the same call may succeed
 // later.
 type BusyError struct {
-	// RetryAfter is how long to wait before the next try, if the store said so; else 0.
+	// RetryAfter is how long to wait before the next try. It is 0 if the store did not
+	// say.
 	RetryAfter time.Duration
 	// Err is what the store said.
 	Err error
@@ -94,12 +95,12 @@ type Upload interface {
 	// one was killed. The Upload cannot be used afterwards. state is short, opaque text
 	// that Resume needs.
 	Suspend(ctx context.Context) (state string, err error)
-	// Commit makes the upload the object key. When it returns nil the object
-	// is durable (it survives a power cut) and whole: it is never visible in
-	// part. An object already under the key is replaced by it, atomically:
-	// keys are content addresses, so both hold the same bytes. The Upload
-	// cannot be used afterwards. After an error the key is as it was, or holds
-	// the whole object; the upload itself is gone.
+	// Commit turns the upload into the object with the given key. When it returns nil the
+	// object is durable (it survives a power cut) and whole: it is never visible in part.
+	// An object already under the key is replaced by it, atomically: keys are content
+	// addresses, so both hold the same bytes. The Upload cannot be used afterwards. After
+	// an error the key is as it was, or holds the whole object; the upload itself is
+	// gone.
 	Commit(ctx context.Context, key string) error
 	// Tag returns the object's Info.Tag after Commit, or "" if it is not known.
 	Tag() string
@@ -116,14 +117,15 @@ type Upload interface {
 // network. A driver may also forbid keys that its store reserves for itself, and a key that is
 // the directory of another key.
 type Store interface {
-	// Get opens n bytes of an object from off; n < 0 means to its end. A range that ends
-	// beyond the object is cut; one that begins beyond it is empty. Errors: ErrNotExist.
+	// Get opens n bytes of an object from the offset off; n < 0 means to its end. A range
+	// that ends beyond the object is cut. A range that begins beyond the object is empty.
+	// Errors: ErrNotExist.
 	Get(ctx context.Context, key string, off, n int64) (Object, error)
 	// Stat describes an object. Errors: ErrNotExist.
 	Stat(ctx context.Context, key string) (Info, error)
-	// Put writes a small object whole. Durable on return, never visible in
-	// part. With ifAbsent an object already there is left alone and ErrExist
-	// returned.
+	// Put writes a small object whole. The object is durable when Put returns nil, and
+	// never visible in part. If ifAbsent is set and the key is taken, Put changes nothing
+	// and returns ErrExist.
 	Put(ctx context.Context, key string, data []byte, ifAbsent bool) error
 	// Delete removes an object. Deleting a missing object is not an error. The removal is
 	// durable no later than the next durable write.
@@ -148,7 +150,8 @@ type Store interface {
 // such as those of a process that died before it could record their state.
 type UploadSweeper interface {
 	// SweepUploads drops uploads that were last written before the given time and whose
-	// state keep does not claim. It returns how many there were, and their bytes.
+	// state the function keep does not claim. It returns how many there were, and their
+	// bytes.
 	SweepUploads(ctx context.Context, before time.Time, keep func(state string) bool) (n int, bytes int64, err error)
 }
 
@@ -160,15 +163,16 @@ type Mover interface {
 	Move(ctx context.Context, from, to string) error
 }
 
-// Adopter is the optional ability to make a file of this machine an object without
+// Adopter is the optional ability to turn a file of this machine into an object without
 // copying it.
 type Adopter interface {
-	// AdoptFile makes the regular file at path the object key, as Commit does with an
-	// upload: durable when it returns nil, never visible in part, and replacing an object
-	// that has the key. Nobody may write to the file any more; readers that have it open
-	// can continue. After nil the file is either gone from path or still there as a copy,
-	// which the caller removes. After an error the key is as it was, or holds the whole
-	// object. The file may be gone; then its bytes must be written again.
+	// AdoptFile turns the regular file at path into the object with the given key, as
+	// Commit does with an upload: durable when it returns nil, never visible in part, and
+	// replacing an object that has the key. Nobody may write to the file any more;
+	// readers that have it open can continue. After nil the file is either gone from path
+	// or still there as a copy, which the caller removes. After an error the key is as it
+	// was, or holds the whole object. The file may be gone; then its bytes must be
+	// written again.
 	AdoptFile(ctx context.Context, key, path string) error
 }
 

@@ -10,9 +10,9 @@ import (
 
 // Stats say how useful prefetching was since the start.
 type Stats struct {
-	// Planned counts the layers that were to be fetched ahead, and Started the fetches
-	// that began. The other layers were Held by the cache already, Overtaken by the
-	// request that they were meant for, Cancelled because no client came for them, or
+	// Planned counts the layers that were to be fetched ahead, and Started counts the
+	// fetches that began. The other layers were Held by the cache already, Overtaken by
+	// the request that they were meant for, Cancelled because no client came for them, or
 	// Refused because too many were waiting. Some of the started fetches were Cancelled
 	// or have Failed.
 	Planned   int64 `json:"planned"`
@@ -22,10 +22,9 @@ type Stats struct {
 	Cancelled int64 `json:"cancelled"`
 	Refused   int64 `json:"refused"`
 	Failed    int64 `json:"failed"`
-	// Fetched counts the layers that were fetched ahead, and Bytes their sizes. Used
+	// Fetched counts the layers that were fetched ahead, and Bytes is their size. Used
 	// counts the layers that were requested, even before they were there, and UsedBytes
-	// their sizes. WastedBytes counts the sizes of the layers that nobody requested in
-	// time.
+	// is their size. WastedBytes is the size of the layers that nobody requested in time.
 	Fetched     int64 `json:"fetched"`
 	Used        int64 `json:"used"`
 	UsedBytes   int64 `json:"used_bytes"`

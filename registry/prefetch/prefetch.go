@@ -65,8 +65,8 @@ type Options struct {
 	Manifests  policy.ManifestsOptions
 	Algorithm1 policy.Algorithm1Options
 	// Rate is how many bytes per second may be fetched ahead with Algorithm1, and Burst
-	// how many at once. Further fetches wait. Default 0: no limit. Manifests has a
-	// separate limit.
+	// is how many may be fetched at once. Further fetches wait. Default 0: no limit.
+	// Manifests has a separate limit.
 	Rate, Burst int64
 	// Parallel is how many layers are fetched at once. Default 4.
 	Parallel int

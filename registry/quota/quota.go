@@ -60,8 +60,8 @@ var _ Source = (*catalog.Catalog)(nil)
 const (
 	// countEvery is the time after which a count is not relied on any more.
 	countEvery = 5 * time.Second
-	// countShare bounds the time that counting takes: it rests this many times as long as
-	// the last count took.
+	// countShare bounds the time that counting takes: after each count there is a pause
+	// of countShare times as long as the count took.
 	countShare = 20
 	// lookEvery is how often a server counts for its metrics and warnings.
 	lookEvery = time.Minute
@@ -87,8 +87,8 @@ type Limits struct {
 // count is what is known of one quota.
 type count struct {
 	stored catalog.Usage // by the last count
-	// coming is what requests under way may still store, and done is what requests have
-	// stored that ended after the last count began.
+	// coming is what requests under way may still store. done is what was stored by
+	// requests that ended after the last count began.
 	coming, done catalog.Usage
 	warned       bool
 }
@@ -139,7 +139,7 @@ func (l *Limits) of(repo string) (list []int) {
 	return list
 }
 
-// recount counts what is stored, unless a count began after since.
+// recount counts what is stored, unless a count has begun after the time since.
 func (l *Limits) recount(ctx context.Context, since time.Time) error {
 	l.counting.Lock()
 	defer l.counting.Unlock()
@@ -217,7 +217,7 @@ func (q *Quota) state(u catalog.Usage) string {
 	return "ok"
 }
 
-// stale returns the time such that a count that began before it is not relied on.
+// stale returns a time. A count that began before that time is not relied on.
 func (l *Limits) stale() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -297,8 +297,8 @@ func (l *Limits) room(repo string) int64 {
 	return max(room, 1)
 }
 
-// release returns a function that ends a reservation. Of the bytes that were reserved,
-// unread never came.
+// release returns a function that ends a reservation. unread is how many of the reserved
+// bytes never came.
 func (l *Limits) release(list []int, u catalog.Usage) func(unread int64) {
 	return func(unread int64) {
 		l.mu.Lock()

@@ -34,12 +34,12 @@ type body struct {
 	err    error // the refusal
 }
 
-// step is how many bytes of a body of unknown size are counted at once. So much of a quota
-// each such request may keep from others although it does not need it.
+// step is how many bytes of a body of unknown size are counted at once. Each such request
+// may keep up to a step of a quota from others without needing it.
 const step = 32 << 10
 
-// drain is how many bytes of a refused body are read, in bytes, so that the client reads the
-// refusal and not a reset connection.
+// drain is how many bytes of a refused body are read, so that the client reads the
+// refusal and does not see a reset connection.
 const drain = 256 << 20
 
 // newBody returns the body of a request. d is its content, if it is known.
@@ -69,13 +69,13 @@ func (b *body) take(n int64, d oci.Digest) error {
 func (b *body) Read(p []byte) (int, error) {
 	if b.left == 0 {
 		if err := b.take(b.limits.room(b.repo), ""); err != nil {
-			// A body may also end where the quota does.
+			// A body may also end exactly where the quota is reached.
 			var one [1]byte
 			if _, end := io.ReadFull(b.r, one[:]); end == io.EOF {
 				b.err = nil
 				return 0, io.EOF
 			}
-			_, _ = io.CopyN(io.Discard, b.r, drain) // a client that still sends reads no answer
+			_, _ = io.CopyN(io.Discard, b.r, drain) // while a client sends, it reads no answer
 			return 0, err
 		}
 	}

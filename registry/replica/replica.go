@@ -1,7 +1,7 @@
-// Package replica is one process among those that share a catalogue: the time on which
-// all of them agree, and the jobs that only one of them may do at a time. A process that
-// has the catalogue to itself is a replica without others. registry/DESIGN.md, "Several
-// replicas", describes the protocol.
+// Package replica represents one process among those that share a catalogue. It has the
+// time on which all of them agree, and the jobs that only one of them may do at a time. A
+// process that has the catalogue to itself is a replica without others.
+// registry/DESIGN.md, "Several replicas", describes the protocol.
 package replica
 
 import (
@@ -88,7 +88,7 @@ func (p *Replica) ReadClock(ctx context.Context) error {
 
 // Alone begins a job that only one replica may do at a time. mine is false if another
 // replica is doing it. Otherwise the job ends when release is called, and at the latest
-// when held ends. as says, for operators, what the job is.
+// when held ends. The argument named as tells operators what the job is.
 func (p *Replica) Alone(ctx context.Context, lease, as string) (held context.Context, release func(), mine bool, err error) {
 	if !p.Shared {
 		return ctx, func() {}, true, nil
@@ -120,8 +120,8 @@ func (p *Replica) AloneSoon(ctx context.Context, lease, as string) (held context
 	}
 }
 
-// LeaseError returns err, or an error that a lease was lost if that is the only cause of
-// err.
+// LeaseError returns err. If the only cause of err is that a lease was lost, it returns
+// an error that says so.
 func LeaseError(held context.Context, err error) error {
 	if cause := context.Cause(held); err != nil && errors.Is(cause, engine.ErrLeaseLost) {
 		return cause

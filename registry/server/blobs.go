@@ -152,7 +152,8 @@ func (q *request) badRange(size int64) error {
 	return oci.Errorf(oci.CodeRangeInvalid, "the content has %d bytes, which %q does not fit", size, q.r.Header.Get("Range"))
 }
 
-// beginPart begins the answer that has n bytes from off, of a content of size bytes.
+// beginPart begins the answer that has n bytes, from the offset off, of a content of size
+// bytes.
 func (q *request) beginPart(off, n, size int64) {
 	q.w.Header()["Content-Range"] = []string{wire.ContentRange(off, n, size)}
 	q.w.WriteHeader(http.StatusPartialContent)

@@ -70,13 +70,15 @@ type GearContent interface {
 	Name() [32]byte
 	// Size is the size in bytes.
 	Size() int64
-	// WriteRange writes n bytes from off. The range lies within the content. If the bytes
-	// are in RAM, WriteRange writes them in one Write. If they are in a file as they are,
-	// it uses w's ReadFrom. ctx is the context with which the content was opened.
+	// WriteRange writes n bytes from the offset off. The range lies within the content.
+	// If the bytes are in RAM, WriteRange writes them in one Write. If a file has the
+	// bytes as they are, it uses w's ReadFrom. ctx is the context with which the content
+	// was opened.
 	WriteRange(ctx context.Context, w io.Writer, off, n int64) error
-	// WriteChunks writes n chunks of a content of 4 MiB or more, beginning with chunk
-	// first, in their stored form. Before that it calls begin with their number of bytes.
-	// Errors: RANGE_INVALID for chunks that the content lacks, and for n < 1.
+	// WriteChunks writes n chunks of a content of 4 MiB or more, beginning with the chunk
+	// first, in their stored form. Before that it calls the function begin with their
+	// number of bytes. Errors: RANGE_INVALID for chunks that the content lacks, and for n
+	// < 1.
 	WriteChunks(ctx context.Context, w io.Writer, first, n int, begin func(length int64)) error
 	// Close closes the content. It may be called again.
 	Close() error

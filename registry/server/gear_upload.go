@@ -49,8 +49,8 @@ func (s *Server) putGearFiles(q *request) error {
 	return q.sendBytes(http.StatusCreated, jsonType, append(b, '}'))
 }
 
-// uploadBody returns the request's body, limited to most bytes, and claims a place among
-// the client's uploads. done must be called.
+// uploadBody returns the request's body, limited to the given number of bytes, and claims
+// a place among the client's uploads. done must be called.
 func (s *Server) uploadBody(q *request, most int64) (b *uploadBody, done func(), err error) {
 	if q.r.ContentLength > most {
 		return nil, nil, errTooLarge(most)

@@ -19,7 +19,7 @@ type DefaultedFunc func(r *http.Request, name string) bool
 // orAbsent turns the refusal of a HEAD request for a manifest of a defaulted repository
 // into the answer that the manifest is absent. Some clients send such a request before
 // they push to a repository that the push creates, and continue only if nothing is there.
-// A 401 stays, because the answer may be another with other credentials.
+// A 401 stays, because the answer may differ with other credentials.
 func (s *Server) orAbsent(q *request, err error) error {
 	if err == nil || q.asked == "" || q.Kind != oci.KindManifest || q.r.Method != http.MethodHead || s.opts.Defaulted == nil {
 		return err

@@ -286,8 +286,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serveSafely is like serve, but a panic only makes this request fail. The panic is logged with
-// its stack, answered if that is still possible, and counted as any failure.
+// serveSafely is like serve, but a panic only makes this request fail. The panic is
+// logged with its stack, answered if that is still possible, and counted like any
+// failure.
 func (s *Server) serveSafely(q *request) error {
 	defer func() {
 		p := recover()
@@ -381,9 +382,9 @@ func (s *Server) fromHere(q *request) error {
 }
 
 // checkHost returns an error for a request under a name that is not this server's, if
-// only the Host distinguishes the request from that of another site's page. Both the name
-// that a proxy forwards and the name that the request itself was sent to must be this
-// server's. A page in a browser can add X-Forwarded-Host and bypass the proxy.
+// only the Host header shows whether the request comes from a page of another site. Both
+// the name that a proxy forwards and the name that the request itself was sent to must be
+// this server's. A page in a browser can add X-Forwarded-Host and bypass the proxy.
 func (s *Server) checkHost(q *request) error {
 	if !edge.NeedsHost(q.r) {
 		return nil

@@ -20,8 +20,8 @@ import (
 type Volumes interface {
 	// Image returns what is known about an image. Errors: MANIFEST_UNKNOWN.
 	Image(ctx context.Context, repo string, manifest oci.Digest) (VolumeImage, error)
-	// List returns at most n images of a repository after the place after, and the place
-	// of the last one. A place is 0 or greater.
+	// List returns at most n images of a repository, beginning after a place, and the
+	// place of the last image. A place is 0 or greater.
 	List(ctx context.Context, repo string, after int64, n int) (list []VolumeListed, last int64, err error)
 	// Queue requests that an image be built, in the file system fs, or in all configured
 	// ones if fs is "". Errors: MANIFEST_UNKNOWN, UNSUPPORTED.
@@ -29,10 +29,10 @@ type Volumes interface {
 	// Drop gives up the volumes of an image, in the file system fs, or in all if fs is
 	// "". Errors: MANIFEST_UNKNOWN, UNSUPPORTED.
 	Drop(ctx context.Context, repo string, manifest oci.Digest, fs string) error
-	// Credential returns what a node needs to use the volumes of an image. With clones it
-	// also allows making clones of them. refused is the user of the last credential, if
-	// the storage refused that credential. ctx identifies the client (oci.WithActor).
-	// Errors: MANIFEST_UNKNOWN, UNSUPPORTED, DENIED, UNAVAILABLE.
+	// Credential returns what a node needs to use the volumes of an image. If clones is
+	// set, it also allows making clones of them. refused is the user of the last
+	// credential, if the storage refused that credential. ctx identifies the client
+	// (oci.WithActor). Errors: MANIFEST_UNKNOWN, UNSUPPORTED, DENIED, UNAVAILABLE.
 	Credential(ctx context.Context, repo string, manifest oci.Digest, clones bool, refused string) (volref.Credential, error)
 }
 
@@ -55,7 +55,7 @@ type VolumeListed struct {
 	State    string     `json:"state,omitempty"`
 	Reason   string     `json:"reason,omitempty"`
 	Volume   string     `json:"volume,omitempty"`
-	// Size is the size of the device, and Used how much all layers use, in bytes.
+	// Size is the size of the device, and Used is how much all layers use, in bytes.
 	Size int64 `json:"size,omitempty"`
 	Used int64 `json:"used,omitempty"`
 }

@@ -182,7 +182,7 @@ func (s *Storage) openHeld(ctx context.Context, d oci.Digest, size int64) (oci.C
 			return nil, firstError(err, head.Close(), c.whole.Close())
 		}
 		c.tail = &storeContent{Object: tail, s: s, digest: d}
-		if now := tail.Info(); c.of(now) && now.Size == size { // then so is whole, which was opened in between
+		if now := tail.Info(); c.of(now) && now.Size == size { // so this is also the object of whole, which was opened in between
 			c.check = s.check(d, size)
 			return c, nil
 		}
@@ -281,8 +281,8 @@ func (c *hashedContent) WriteTo(w io.Writer) (sent int64, err error) {
 type heldContent struct {
 	digest     oci.Digest
 	head, tail *storeContent
-	// whole is the same object. It is used if the check was of another object, which has
-	// taken its place.
+	// whole is the same object, opened again. It is used if the check was of another
+	// object, which has taken the place of this one.
 	whole   objstore.ReadAtCloser
 	check   *check
 	checked bool

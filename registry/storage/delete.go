@@ -8,9 +8,8 @@ import (
 	"example.org/slipway/oci"
 )
 
-// deletingFor is how many leases the right to delete an object lasts. One of them is used
-// for the deletion. Whatever part of the request is still in progress then has the rest
-// of the time to end.
+// deletingFor is how many leases the right to delete an object lasts. The deletion takes
+// at most one of them. What is then still in progress has the rest of the time to end.
 const deletingFor = 5
 
 // Delete deletes the objects of contents that are marked as being deleted. A push of the same

@@ -139,8 +139,8 @@ func storeAway(err error) error {
 	return unavailable("the registry's object store is away", defaultRetry, "use the object store", err)
 }
 
-// watch checks the store from time to time, so that a store's going away or coming
-// back is noticed without a request.
+// watch checks the store from time to time, so that it is noticed without a request if
+// the store goes away or comes back.
 func (s *Storage) watch() {
 	defer s.background.Done()
 	tick := time.NewTicker(watchEvery)
@@ -224,8 +224,8 @@ func (w *storeWatch) sample(ctx context.Context) (asked, here int, err error) {
 }
 
 // mark writes this registry's id into the store. If the process crashes halfway, the id
-// is only proposed, and the next start goes on with it. Failure to write the identity, as
-// on a full disk, is no reason to serve nothing.
+// is only proposed, and the next start goes on with it. If the identity cannot be
+// written, for example because the disk is full, the registry serves all the same.
 func (w *storeWatch) mark(ctx context.Context, lacking []string) error {
 	if w.s.opts.ReadOnly {
 		return nil
@@ -252,7 +252,7 @@ func (w *storeWatch) mark(ctx context.Context, lacking []string) error {
 	return nil
 }
 
-// Adopt makes the object store this registry's as it is, although it lacks the
+// Adopt makes the object store belong to this registry, although the store lacks the
 // registry's id and contents. It refuses a store that belongs to another registry.
 func (s *Storage) Adopt(ctx context.Context) error {
 	if err := s.Check(ctx); err == nil {

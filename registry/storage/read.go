@@ -15,7 +15,7 @@ import (
 
 // BlobUnknown returns the error for a blob that a repository does not have.
 func BlobUnknown(repo string, d oci.Digest) error {
-	if err := oci.CheckName(repo); err != nil { // checked here, where hits pay nothing for it
+	if err := oci.CheckName(repo); err != nil { // checked only here, so that hits need no check
 		return err
 	}
 	return oci.Errorf(oci.CodeBlobUnknown, "repository %s has no blob %s", repo, d)

@@ -80,8 +80,8 @@ func New(cat *catalog.Catalog, store objstore.Store, p *replica.Replica, o Optio
 	return s
 }
 
-// Watch begins to check the store's identity from time to time, so that a store's going
-// away or coming back is noticed without a request.
+// Watch begins to check the store's identity from time to time, so that it is noticed
+// without a request if the store goes away or comes back.
 func (s *Storage) Watch() {
 	s.background.Add(1)
 	go s.watch()

@@ -237,7 +237,7 @@ var errChecking = errors.New("the object is being compared with its digest, whic
 // inOrder compares an object with its digest before a client is told of it or reads a
 // range of it, unless that was done before. If the comparison takes longer than Patience,
 // inOrder returns errChecking and the comparison goes on. An object on another machine is
-// compared only if its tag is not the one with which it was stored.
+// compared only if its tag has changed since it was stored.
 func (s *Storage) inOrder(ctx context.Context, d oci.Digest, info objstore.Info) (bool, error) {
 	if info.Proven || s.hashedBefore(d, info) {
 		return true, nil

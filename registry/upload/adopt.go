@@ -15,9 +15,9 @@ import (
 // AdoptWithin bounds how long storing adopted content takes.
 const AdoptWithin = 10 * time.Minute
 
-// AdoptFile makes a file of size bytes with the digest d a blob of a repository that mirrors
-// another registry's. The file may be gone afterwards. added says that the repository did
-// not have the blob.
+// AdoptFile turns a file into a blob of a repository. The file has size bytes and the
+// digest d, and the repository mirrors a repository of another registry. The file may be
+// gone afterwards. added says that the repository did not have the blob.
 func (us *Uploads) AdoptFile(ctx context.Context, repo string, d oci.Digest, size int64, path string) (added bool, err error) {
 	return us.adopt(ctx, repo, d, size, func(ctx context.Context, u *upload) (func() error, error) {
 		return u.adoptFile(ctx, d, size, path)
@@ -31,7 +31,7 @@ func (us *Uploads) AdoptBytes(ctx context.Context, repo string, d oci.Digest, co
 	})
 }
 
-// adopt makes an object of the store a blob. It uses an upload, which names the
+// adopt turns an object of the store into a blob. It uses an upload, which names the
 // object for recovery. prepare does what can be done before the digest is locked, and
 // returns a function that puts the object under its key.
 func (us *Uploads) adopt(ctx context.Context, repo string, d oci.Digest, size int64,
@@ -77,8 +77,8 @@ func (u *upload) publishAdopted(ctx context.Context, d oci.Digest, size int64,
 	return added, err
 }
 
-// adoptFile returns a function that makes the file at path the object of d. If the store
-// cannot take the file, adoptFile copies it first.
+// adoptFile returns a function that turns the file at path into the object of d. If the
+// store cannot take the file, adoptFile copies it first.
 func (u *upload) adoptFile(ctx context.Context, d oci.Digest, size int64, path string) (put func() error, err error) {
 	if a, ok := objstore.As[objstore.Adopter](u.us.store); ok {
 		return func() error { return a.AdoptFile(ctx, storage.BlobKey(d), path) }, nil

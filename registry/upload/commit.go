@@ -33,7 +33,7 @@ func (us *Uploads) Push(ctx context.Context, repo string, d oci.Digest, size int
 	return desc, err
 }
 
-// Commit receives the last bytes of an upload and makes the upload the blob d.
+// Commit receives the last bytes of an upload and turns the upload into the blob d.
 func (us *Uploads) Commit(ctx context.Context, repo, id string, off, size int64, body io.Reader, d oci.Digest) (oci.Descriptor, error) {
 	if err := oci.CheckDigest(d); err != nil {
 		return oci.Descriptor{}, err
@@ -46,7 +46,8 @@ func (us *Uploads) Commit(ctx context.Context, repo, id string, off, size int64,
 	return u.commit(ctx, off, size, body, d)
 }
 
-// commit receives the last bytes of an upload and makes the upload a blob. u.mu is held.
+// commit receives the last bytes of an upload and turns the upload into a blob. u.mu is
+// held.
 func (u *upload) commit(ctx context.Context, off, size int64, body io.Reader, d oci.Digest) (oci.Descriptor, error) {
 	if err := u.checkOffset(off); err != nil {
 		return oci.Descriptor{}, err
@@ -162,7 +163,7 @@ func (u *upload) savedID() string {
 	return ""
 }
 
-// record makes the upload a durable blob. Its digest is known to be right.
+// record turns the upload into a durable blob. Its digest is known to be right.
 func (u *upload) record(ctx context.Context, d oci.Digest) (oci.Descriptor, error) {
 	desc := storage.BlobDescriptor(d, u.size)
 	u.us.mu.Lock()
@@ -190,7 +191,7 @@ func (u *upload) record(ctx context.Context, d oci.Digest) (oci.Descriptor, erro
 	})
 }
 
-// commitObject makes the upload's open object the object of a content.
+// commitObject commits the upload's open object as the object of a content.
 func (u *upload) commitObject(ctx context.Context, d oci.Digest) error {
 	err := u.obj.Commit(ctx, storage.BlobKey(d))
 	u.tag = u.obj.Tag()
@@ -216,7 +217,7 @@ func (us *Uploads) recordSmall(ctx context.Context, repo string, d oci.Digest, c
 	return nil
 }
 
-// recordBlob makes a stored content a blob of a repository. Content that was absent
+// recordBlob makes a repository show a stored content as a blob. Content that was absent
 // reappears in every repository with a manifest that needs it. object reports whether the
 // catalogue has the content as an object of the store.
 func (us *Uploads) recordBlob(ctx context.Context, repo string, b catalog.Blob, rowID string) (object bool, err error) {
@@ -300,8 +301,8 @@ func (u *upload) publishVerified(ctx context.Context, d oci.Digest) (oci.Descrip
 	return u.record(ctx, d)
 }
 
-// copyVerified makes the upload a copy of the object under key, if that object has the
-// digest d.
+// copyVerified turns the upload into a copy of the object under key, if that object has
+// the digest d.
 func (u *upload) copyVerified(ctx context.Context, key string, d oci.Digest) error {
 	src, err := u.us.store.Get(ctx, key, 0, -1)
 	if err != nil {

@@ -18,9 +18,9 @@ type janitor struct {
 }
 
 // Recover settles the publications that were in progress when the process ended. It
-// removes an object that nobody recorded, and leaves contents whose deletion began to the
-// collector. rebooted says that the machine went down during the last run, which began before
-// started.
+// removes an object that nobody recorded. Contents whose deletion had begun are left to
+// the collector. rebooted says that the machine went down during the last run, which
+// began before started.
 func (us *Uploads) Recover(ctx context.Context, rebooted bool, started time.Time) error {
 	if us.replica.Shared { // other replicas go on; those with expired claims do not
 		return us.janitor.settleExpired(ctx)

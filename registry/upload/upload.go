@@ -1,10 +1,10 @@
-// Package upload receives blobs: from the first byte, over as many requests and restarts as
-// a client needs, until the content and its row are durable. Where several replicas share
+// Package upload receives blobs: from the first byte, over as many requests and restarts
+// as a client needs, until the content and its row are durable. If several replicas share
 // a catalogue, requests claim the upload that they continue.
 //
-// The bytes of small uploads are in RAM and end up in the catalogue. Those of larger ones
-// go to the object store as they come. registry/DESIGN.md describes the protocol between
-// uploads and the collector, and what a crash leaves behind.
+// The bytes of small uploads are in RAM and end up in the catalogue. The bytes of larger
+// uploads go to the object store as they come. registry/DESIGN.md describes the protocol
+// between uploads and the collector, and what a crash leaves behind.
 package upload
 
 import (
@@ -53,8 +53,9 @@ type upload struct {
 	tag     string          // the tag of the object, once it is committed
 	gone    bool
 	inRow   bool // no bytes have come since the row was written
-	// want is the digest that the present request commits the upload as, if it commits
-	// it. only, unless empty, is the only digest that the object store's upload can have.
+	// want is the digest under which the present request commits the upload, if it
+	// commits it. only, unless empty, is the only digest that the object store's upload
+	// can have.
 	want, only oci.Digest
 	// claim is the claim of the present request, if replicas share the catalogue. private
 	// says that only this request knows the upload.
@@ -75,7 +76,7 @@ type upload struct {
 // Options are the options of New.
 type Options struct {
 	Logger *slog.Logger
-	// MaxUploads is how many uploads may be open in RAM at once, and MaxPerClient how many
+	// MaxUploads is how many uploads may be open in RAM at once. MaxPerClient is how many
 	// of them may belong to one client address (see oci.Actor).
 	MaxUploads, MaxPerClient int
 	// MaxAge is how long an abandoned upload is kept.
@@ -486,8 +487,8 @@ func (u *upload) openObject(ctx context.Context, more int64, known bool) (err er
 	return nil
 }
 
-// newObject begins the object of an upload. It begins it under its final key, if the
-// store supports that and the key is known.
+// newObject begins the object of an upload. If the store supports that and the key is
+// known, the object begins under its final key.
 func (u *upload) newObject(ctx context.Context, hint int64) (objstore.Upload, error) {
 	if u.us.keyed == nil || u.want == "" || u.hash != nil && u.alg != verify.Algorithm(u.want) {
 		return u.us.store.NewUpload(ctx, hint)

@@ -1,5 +1,6 @@
-// Package admin administers data roots: in this process or, while a server uses one, through that
-// server's administration socket, which is here too. The same code does the work in both cases.
+// Package admin administers data roots: in this process or, while a server uses one,
+// through that server's administration socket. The package also has the server of that
+// socket. The same code does the work in both cases.
 package admin
 
 import (

@@ -90,7 +90,7 @@ func (a *Admin) ExportMirrors(ctx context.Context, args mirrors.ExportArgs, prog
 	return exportMirrors(ctx, a.local, args, progress)
 }
 
-// ImportMirrors adds the images of a file written by ExportMirrors to the mirrors.
+// ImportMirrors adds images to the mirrors, from a file that ExportMirrors has written.
 func (a *Admin) ImportMirrors(ctx context.Context, args mirrors.ImportArgs, progress func(airgap.Progress)) (airgap.Progress, error) {
 	if a.local == nil {
 		return askServer(ctx, a, "mirror-import", args, progress)
@@ -102,9 +102,9 @@ func (a *Admin) ImportMirrors(ctx context.Context, args mirrors.ImportArgs, prog
 	return m.Import(ctx, args, progress)
 }
 
-// MirrorEvents calls each for every event of the server's mirrors from now on. It returns
-// when ctx ends, which is no error, or when each returns an error. If each is slower than
-// the events come, some events are lost.
+// MirrorEvents calls the function each for every event of the server's mirrors from now
+// on. It returns when ctx ends, which is no error, or when the function returns an error.
+// If the function is slower than the events come, some events are lost.
 func (a *Admin) MirrorEvents(ctx context.Context, each func(mirror.Event) error) error {
 	if a.local != nil {
 		return errors.New("no server uses this data directory: events are reported only while a server runs")

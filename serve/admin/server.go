@@ -267,7 +267,7 @@ const clientPatience = 10 * time.Second
 // fetch.
 const maxArgs = 32 << 20
 
-// mayWrite adds to an error of a directory what the user can do, if the error says that
+// mayWrite adds advice for the user to an error about a directory, if the error says that
 // this server may not write there. The server writes the directory, not the user who made
 // the request.
 func mayWrite(err error, dir string) error {

@@ -27,8 +27,8 @@ type RefusedError struct{ Err error }
 func (e *RefusedError) Error() string { return e.Err.Error() }
 func (e *RefusedError) Unwrap() error { return e.Err }
 
-// AdoptInPlace makes the storage of a Distribution registry (a directory or an object
-// store) the storage of a configuration, without moving anything. A dry run works on a
+// AdoptInPlace adopts the storage of a Distribution registry (a directory or an object
+// store) as the storage of a configuration, without moving anything. A dry run works on a
 // copy of the catalogue and throws the copy away, so it counts what a real run would
 // adopt.
 func AdoptInPlace(ctx context.Context, cfg *config.Config, dryRun bool, o adopt.Options) (_ adopt.Report, err error) {

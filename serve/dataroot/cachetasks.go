@@ -30,8 +30,8 @@ type CacheTier struct {
 	Bytes   int64 `json:"bytes"`
 	Pinned  int64 `json:"pinned"`
 	Entries int   `json:"entries"`
-	// Hits and HitBytes count the requests that were served, Misses the requests that
-	// were not, and Evictions the contents that were evicted.
+	// Hits and HitBytes count the requests that were served. Misses counts the requests
+	// that were not served. Evictions counts the contents that were evicted.
 	Hits      int64 `json:"hits"`
 	HitBytes  int64 `json:"hit_bytes"`
 	Misses    int64 `json:"misses"`
@@ -43,8 +43,9 @@ type CacheStatus struct {
 	RAM CacheTier `json:"ram"`
 	SSD CacheTier `json:"ssd"`
 	// Fetching is how many contents are being fetched from the object store. Fetched
-	// counts all fetches, Shared the requests that joined a fetch, Failed the fetches
-	// that failed, and Damaged the files whose content was wrong.
+	// counts all fetches, and Shared counts the requests that joined a fetch. Failed
+	// counts the fetches that failed, and Damaged counts the files whose content was
+	// wrong.
 	Fetching int   `json:"fetching"`
 	Fetched  int64 `json:"fetched"`
 	Shared   int64 `json:"shared"`
@@ -90,7 +91,7 @@ type CacheWarmReport struct {
 	Bytes       int64 `json:"bytes"`
 	BytesTotal  int64 `json:"bytes_total"`
 	// Held counts layers that were cached before. NotKept counts layers that the cache
-	// has no room for, and Failed layers that could not be fetched.
+	// has no room for, and Failed counts layers that could not be fetched.
 	Held    int           `json:"held"`
 	NotKept int           `json:"not_kept"`
 	Failed  int           `json:"failed"`

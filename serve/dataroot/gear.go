@@ -113,10 +113,10 @@ func (b storedBlobs) OpenBlob(ctx context.Context, d oci.Digest, off int64) (io.
 	return storage.OpenBlob(ctx, b.r.Catalog, b.r.Store, d, off)
 }
 
-// gearEvents passes an event to next and then to the Gear side. The Gear side is last
-// because it may wait for conversions for longer than ctx lasts, and the records of
-// others must neither be late nor fail because of that. Others receive events of what
-// mirrors fetch only if they are configured to.
+// gearEvents passes an event to the function next and then to the Gear side. The Gear
+// side is last because it may wait for conversions for longer than ctx lasts, and the
+// records of others must neither be late nor fail because of that. Others receive events
+// of what mirrors fetch only if they are configured to.
 func gearEvents(g *gearregistry.Service, next func(context.Context, registry.Event) error, mirrored bool) func(context.Context, registry.Event) error {
 	return func(ctx context.Context, e registry.Event) error {
 		var err error

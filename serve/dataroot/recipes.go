@@ -76,5 +76,5 @@ func (r *Root) Recipes(ctx context.Context) (recipes.Status, error) { return r.r
 // DropLayers looks once for layers that may be dropped, and drops them.
 func (r *Root) DropLayers(ctx context.Context) (recipes.Report, error) { return r.keeper.Pass(ctx) }
 
-// Scrub reads the packs of which dropped layers consist, as far as that is due.
+// Scrub reads the packs that hold contents of dropped layers, as far as that is due.
 func (r *Root) Scrub(ctx context.Context) (recipes.ScrubReport, error) { return r.keeper.Scrub(ctx) }

@@ -82,8 +82,8 @@ func hasBegun(ctx context.Context, cat *catalog.Catalog) (bool, error) {
 	return knowsBlobs(ctx, cat)
 }
 
-// setCatalog makes the catalogue in a file the catalogue of the root, whose own catalogue
-// is new.
+// setCatalog turns the catalogue in a file into the catalogue of the root, whose own
+// catalogue is new.
 func (r *Root) setCatalog(ctx context.Context, file string) error {
 	if r.Catalog.DB.Shared() {
 		return backup.MoveCatalog(ctx, file, r.Catalog)

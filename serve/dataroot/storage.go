@@ -164,9 +164,9 @@ const (
 	linksDir = distributionDir + "/repositories/"
 )
 
-// checkCatalog refuses an object store that holds blobs of which the catalogue knows
-// nothing. The registry would look empty, and the blobs would belong to no repository. It
-// asks the store only if the catalogue is empty.
+// checkCatalog refuses an object store that holds blobs that the catalogue does not know.
+// The registry would look empty, and the blobs would belong to no repository. It asks the
+// store only if the catalogue is empty.
 func (r *Root) checkCatalog(ctx context.Context, cfg *config.Config) error {
 	if !cfg.Storage.Remote() {
 		return nil // checkAdopted has looked

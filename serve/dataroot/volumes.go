@@ -100,7 +100,7 @@ func (b besideImages) DeleteManifest(ctx context.Context, repo string, d oci.Dig
 	return b.r.Registry.DeleteManifest(ctx, repo, d)
 }
 
-// volumeEvents passes an event to next and then to the volume side.
+// volumeEvents passes an event to the function next and then to the volume side.
 func volumeEvents(v *volumeregistry.Service, next func(context.Context, registry.Event) error) func(context.Context, registry.Event) error {
 	if v == nil {
 		return next

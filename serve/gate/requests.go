@@ -1,5 +1,6 @@
-// Package gate counts what a server has under way, and can stop it: [Requests] before what they use
-// is closed, and [Writes] while the catalogue is moved.
+// Package gate counts what a server has under way, and can stop it: [Requests] stops
+// requests before what they use is closed, and [Writes] stops writes while the catalogue
+// is moved.
 package gate
 
 import (

@@ -145,7 +145,7 @@ func writeFile[R any](path string, write func(*os.File) (R, error)) (rep R, err 
 	return rep, nil
 }
 
-// Import adds the images of a file that Export or another tool has written to the mirrors.
+// Import adds images to the mirrors, from a file that Export or another tool has written.
 func (m *Mirrors) Import(ctx context.Context, args ImportArgs, progress func(airgap.Progress)) (airgap.Progress, error) {
 	if !filepath.IsAbs(args.Path) {
 		return airgap.Progress{}, fmt.Errorf("the file %q is not an absolute path", args.Path)

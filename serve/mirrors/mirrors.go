@@ -83,8 +83,9 @@ func Mirrored(cfg *config.Config) func(repo string) bool {
 	return func(repo string) bool { return listed(repo) || others.Mirrored(repo) }
 }
 
-// Open puts the mirrored registries in front of front, which is the stored registry for clients. It
-// returns nil if nothing is mirrored. Writes go through the gate.
+// Open puts the mirrored registries in front of another registry. That registry, front,
+// is the stored registry for clients. Open returns nil if nothing is mirrored. Writes go
+// through the gate.
 func Open(cfg *config.Config, stored Stored, front oci.Registry, writes *gate.Writes, log *slog.Logger) (_ *Mirrors, err error) {
 	c := &cfg.Proxy
 	if !c.Enabled() {

@@ -14,8 +14,8 @@ import (
 // that they mean.
 const namespaceParam = "ns"
 
-// Repository implements server.RepositoryFunc. The query parameter has priority over the
-// host of the request, and the host over the name.
+// Repository implements server.RepositoryFunc. The query parameter takes precedence over
+// the host of the request, and the host takes precedence over the name.
 func (m *Mirrors) Repository(r *http.Request, name string) (string, error) {
 	repo, plain, err := m.meant(r, name)
 	if err != nil || !plain || writes(r) {
@@ -54,7 +54,7 @@ func writes(r *http.Request) bool {
 }
 
 // meant returns the repository that a request means by a name, without regard to the
-// default upstream. plain reports that only the name says so.
+// default upstream. plain reports that nothing but the name determines the repository.
 func (m *Mirrors) meant(r *http.Request, name string) (repo string, plain bool, err error) {
 	asOurs := false
 	if strings.Contains(r.URL.RawQuery, namespaceParam+"=") {

@@ -57,7 +57,7 @@ type ListArgs struct {
 	Pattern string
 	// After is Next of the previous page.
 	After string
-	// LeastUsed lists the images first that were used longest ago.
+	// LeastUsed puts the images that were used longest ago first.
 	LeastUsed bool
 }
 

@@ -72,7 +72,8 @@ func (p *system) Gear(ctx context.Context) (gearregistry.Status, error) {
 // errReadOnly says that nothing may be changed.
 var errReadOnly = errors.New("storage.maintenance.readonly is enabled, so nothing is changed")
 
-// change calls do, which changes the storage, unless changes are not allowed now.
+// change calls the function do, which changes the storage, unless changes are not allowed
+// now.
 func (p *system) change(do func() error) error {
 	if p.o.Config.Storage.Maintenance.ReadOnly.Enabled {
 		return errReadOnly

@@ -13,8 +13,8 @@ import (
 const (
 	// MaxChartBytes is how many bytes of a chart's archive are worth reading.
 	MaxChartBytes = 16 << 20
-	// maxUnpacked is how many bytes are unpacked of an archive, and maxEntries how many
-	// files are looked at.
+	// maxUnpacked is how many bytes are unpacked of an archive, and maxEntries is how
+	// many files are looked at.
 	maxUnpacked, maxEntries = 64 << 20, 10_000
 	// maxFile is how much of a file of a chart is shown.
 	maxFile = 256 << 10

@@ -171,7 +171,7 @@ func (d *Document) finish() {
 	}
 }
 
-// clip shortens a text, and replaces what is no UTF-8.
+// clip shortens a text, and replaces invalid UTF-8.
 func clip(s string) string {
 	s = strings.TrimSpace(s)
 	if len(s) > maxText {

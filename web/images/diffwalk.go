@@ -12,8 +12,8 @@ import (
 	"example.org/slipway/web/format"
 )
 
-// compareTrees calls each for every path of two trees, in order. a or b is nil if that
-// tree lacks the path. It returns an error only if ctx has ended.
+// compareTrees calls the function each for every path of two trees, in order. a or b is
+// nil if that tree lacks the path. It returns an error only if ctx has ended.
 func compareTrees(ctx context.Context, from, to *gear.Index, each func(path string, a, b *gear.Entry)) error {
 	for i, k := 0, 0; i < len(from.Entries) || k < len(to.Entries); {
 		if (i+k)%checkEvery < 2 && ctx.Err() != nil { // a step advances by one or two

@@ -23,7 +23,7 @@ type fileTree struct {
 	layers []oci.Digest
 	x      *gear.Index
 	// first is the place of the first entry that is not the root. end is, for each entry,
-	// the place behind the last entry below it. layer is the layer that an entry comes
+	// the place after the last entry below it. layer is the layer that an entry comes
 	// from, or -1.
 	first int
 	end   []int32
@@ -56,8 +56,8 @@ const (
 	// maxKept is how many profiles and shares a tree keeps: one for each repository in
 	// which it is viewed.
 	maxKept = 16
-	// checkEvery is how many entries are processed between two checks that somebody still
-	// waits for the page.
+	// checkEvery is how many entries are processed between two checks whether anybody
+	// still waits for the page.
 	checkEvery = 4096
 )
 

@@ -45,16 +45,16 @@ type Browse interface {
 type LayerState struct {
 	// Here reports that the repository has the layer.
 	Here bool
-	// Converted reports that the layer was converted to Files distinct contents, of the
-	// given bytes together. Waiting reports that it waits for its conversion, and Failure
-	// is the error of the last attempt.
+	// Converted reports that the layer was converted to Files distinct contents, which
+	// have Bytes bytes together. Waiting reports that the layer waits for its conversion.
+	// Failure is the error of the last attempt.
 	Converted, Waiting bool
 	Files, Bytes       int64
 	Failure            string
 }
 
-// Files is what the pages of images' files read, in addition to Browse. None of its
-// methods counts as a pull, asks an upstream, or begins a conversion.
+// Files gives the pages that show the files of images what they need in addition to
+// Browse. None of its methods counts as a pull, asks an upstream, or begins a conversion.
 type Files interface {
 	// MayLook and Look are methods of gearregistry.Service.
 	MayLook(ctx context.Context, repo string, d oci.Digest) error
@@ -122,9 +122,9 @@ func (p *Pages) Close() {
 
 // Viewer is the user for whom a page is made.
 type Viewer struct {
-	// Admin reports that the user manages the registry, and MayDelete that the user may
-	// delete images of the repository. Everywhere reports that the user may learn about
-	// all repositories.
+	// Admin reports that the user manages the registry. MayDelete reports that the user
+	// may delete images of the repository. Everywhere reports that the user may learn
+	// about all repositories.
 	Admin, MayDelete, Everywhere bool
 	// Host is the host by which clients name the registry. Plain reports that they reach
 	// it without TLS.

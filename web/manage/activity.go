@@ -31,8 +31,9 @@ type Activity struct {
 	// Problem says what is wrong with the filters.
 	Problem string
 	Report  activity.Report
-	// From is the number of the first event, from 1, and To that of the last. Newer and
-	// Older lead to the adjacent pages; they are empty if there is no such page.
+	// From and To are the numbers of the first and of the last event, counted from 1.
+	// Newer and Older lead to the adjacent pages; they are empty if there is no such
+	// page.
 	From, To     int
 	Newer, Older string
 }

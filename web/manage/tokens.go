@@ -126,8 +126,8 @@ type Revocation struct {
 	Tokens []TokenRow
 }
 
-// ListTokens returns the rows of all tokens or, if which is not empty, of the token with
-// that id or all tokens of that robot.
+// ListTokens returns the rows of all tokens. If an id or a robot is given as which, it
+// returns only the rows of that token, or of the tokens of that robot.
 func ListTokens(ctx context.Context, t Tokens, now time.Time, which string) (rows []TokenRow, err error) {
 	list, err := t.List(ctx)
 	for _, t := range list {

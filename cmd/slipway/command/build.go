@@ -7,11 +7,11 @@ import (
 	"runtime/debug"
 )
 
-// Version is set by the linker (make build). commit is set, too, if the build has no
+// The linker sets Version (make build). It also sets commit if the build has no
 // information about the repository (make release).
 var Version, commit = "dev", ""
 
-// Build says from what and for what the program was built.
+// Build describes a build of the program: its sources, the Go version and the platform.
 type Build struct {
 	Version string `json:"version"`
 	Commit  string `json:"commit"`
@@ -20,7 +20,7 @@ type Build struct {
 	Arch    string `json:"arch"`
 }
 
-// About returns from what and for what this program was built.
+// About describes the build of this program.
 func About() Build {
 	b := Build{Version: Version, Commit: commit, Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH}
 	if bi, ok := debug.ReadBuildInfo(); ok && b.Commit == "" {
@@ -34,7 +34,7 @@ func About() Build {
 	return b
 }
 
-// LongVersion returns the version, and from what and for what it was built.
+// LongVersion returns the version with the rest of what About returns.
 func LongVersion() string {
 	b := About()
 	return fmt.Sprintf("%s (commit %s, %s, %s/%s)", b.Version, b.Commit, b.Go, b.OS, b.Arch)

@@ -16,12 +16,12 @@ import (
 const (
 	// completionPatience is how long a shell waits for a registry.
 	completionPatience = 2 * time.Second
-	// mostCompletions is how many names a shell is given.
+	// mostCompletions bounds how many names are offered to a shell.
 	mostCompletions = 200
 )
 
 // completeImages lets shells complete the images in a command's arguments: repositories
-// behind REGISTRY/, and tags behind REGISTRY/REPOSITORY: if tags is set. It uses the
+// after "REGISTRY/" and, if tags is set, tags after "REGISTRY/REPOSITORY:". It uses the
 // command's own flags, and asks the registry with the credentials that docker keeps.
 func completeImages(tags bool) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, _ []string, text string) ([]cobra.Completion, cobra.ShellCompDirective) {
@@ -66,7 +66,7 @@ func completeImages(tags bool) cobra.CompletionFunc {
 				return add(name)
 			})
 		}
-		_ = err // what came before it is offered
+		_ = err // the names that came before the error are offered
 		return names, none
 	}
 }

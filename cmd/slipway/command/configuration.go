@@ -78,8 +78,8 @@ func (f *ServerFlags) defaultFile() string {
 	return systemConfig + " if it is there and " + ownRoot + " is not, else built-in"
 }
 
-// Add adds the flags to a command. If listening is set, it also adds the flags for where
-// a server listens.
+// Add adds the flags to a command. If listening is set, it also adds the flags for the
+// addresses of a server.
 func (f *ServerFlags) Add(cmd *cobra.Command, listening bool) {
 	cmd.Flags().StringVar(&f.File, "config", "", "configuration file (default: "+f.defaultFile()+", see slipway config example)")
 	cmd.Flags().StringVar(&f.Root, "root", "", "data directory (default ./slipway-data)")
@@ -117,8 +117,8 @@ func (f *ServerFlags) Load() (*config.Config, error) {
 	return cfg, err
 }
 
-// SchemaCommand returns the command that prints the schema of a configuration. of is its
-// parent command.
+// SchemaCommand returns the command that prints the schema of a configuration. The parent
+// command is passed as of.
 func SchemaCommand(of string, schema func() []byte) *cobra.Command {
 	return &cobra.Command{
 		Use:     "schema",
@@ -132,8 +132,8 @@ func SchemaCommand(of string, schema func() []byte) *cobra.Command {
 	}
 }
 
-// WithAdmin calls do with the data root. If a server uses the data root, the calls go
-// through that server. If create is set, the data root need not exist yet.
+// WithAdmin calls the function do with the data root. If a server uses the data root, the
+// calls go through that server. If create is set, the data root need not exist yet.
 func WithAdmin(cmd *cobra.Command, f *ServerFlags, create bool, do func(*admin.Admin) error) (err error) {
 	cfg, err := f.Load()
 	if err != nil {

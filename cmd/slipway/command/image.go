@@ -47,8 +47,8 @@ func (f *ImageFlags) Platform() (*oci.Platform, error) {
 	return &sel.Platforms[0], nil
 }
 
-// Selection returns what the flags select of an image for several platforms. With all, it
-// selects all platforms.
+// Selection returns what the flags select of an image for several platforms. If all is
+// set, it selects all platforms.
 func (f *ImageFlags) Selection(all bool) (sel gearclient.Selection, err error) {
 	if all && len(f.Platforms) > 0 {
 		return sel, Usagef("--platform and --all-platforms exclude each other")

@@ -46,7 +46,7 @@ func (p *Progress) Show(format string, args ...any) {
 	}
 }
 
-// Share shows done of total bytes with the rate and the remaining time.
+// Share shows the progress: done out of total bytes, the rate, and the remaining time.
 func (p *Progress) Share(done, total int64, format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	took := time.Since(p.Start)

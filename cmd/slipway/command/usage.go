@@ -56,8 +56,9 @@ func Finish(root *cobra.Command) {
 	imageCompletions(root)
 }
 
-// suggestFlag adds to an error about an unknown flag the flag that was probably meant: one
-// that differs only in dashes and case, or that begins with what was written.
+// suggestFlag adds a suggestion to an error about an unknown flag: the flag that was
+// probably meant. That flag differs from what was written only in dashes and case, or
+// begins with it.
 func suggestFlag(cmd *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	if !errors.As(err, &unknown) || len(unknown.GetSpecifiedName()) < 2 {
@@ -76,7 +77,7 @@ func suggestFlag(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("%w; did you mean --%s?", err, near)
 }
 
-// WithHint adds to a usage error how to get help, and sets the exit status ExitUsage.
+// WithHint adds a hint about help to a usage error, and sets the exit status ExitUsage.
 func WithHint(cmd *cobra.Command, err error) error {
 	return ExitWith(ExitUsage, fmt.Errorf("%w; see %s --help", err, cmd.CommandPath()))
 }

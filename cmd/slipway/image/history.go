@@ -61,10 +61,10 @@ func printHistory(w io.Writer, list []oci.TagChange) {
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", c.At.UTC().Format(time.RFC3339), digest, state, origin(c.Cause, c.By))
 	}
-	_ = t.Flush() // as for any other write to standard output
+	_ = t.Flush() // ignored, as for any other write to standard output
 }
 
-// origin says what caused a change, and for whom.
+// origin says what caused a change, and which user made it.
 func origin(cause, by string) string {
 	if by == "" {
 		return cmp.Or(cause, "unknown")
@@ -140,7 +140,7 @@ func printDeleted(w io.Writer, list []oci.DeletedManifest) {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", d.At.UTC().Format(time.RFC3339), d.Until.UTC().Format(time.RFC3339), d.Digest,
 			command.Printable(cmp.Or(strings.Join(d.Tags, ","), "none")), origin(d.Cause, d.By))
 	}
-	_ = t.Flush() // as for any other write to standard output
+	_ = t.Flush() // ignored, as for any other write to standard output
 }
 
 // wouldRestore says what a restoration would do.

@@ -62,7 +62,9 @@ Without a helper the password lies in the file as it is, readable by you alone.`
 	return cmd
 }
 
-// askLogin returns what a user enters: both from a terminal, or the password from in.
+// askLogin returns the credential that a user enters. It asks on the terminal for the
+// password, and for the name if user is empty. If stdin is set, it reads the password
+// from the reader named in instead.
 func askLogin(in io.Reader, out io.Writer, user string, stdin bool) (client.Credential, error) {
 	cred := client.Credential{Username: user}
 	terminal, _ := in.(*os.File)

@@ -204,8 +204,8 @@ Slipway.`,
 type removedRepository struct {
 	Name   string `json:"name"`
 	DryRun bool   `json:"dry_run"`
-	// Tags is how many tags there are before, and Manifests is how many manifests were
-	// deleted.
+	// Tags is how many tags there were before the deletion. Manifests is how many
+	// manifests were deleted.
 	Tags      int `json:"tags"`
 	Manifests int `json:"manifests"`
 }

@@ -119,7 +119,7 @@ func share(part, whole int64) string {
 	return fmt.Sprintf("%.3f %%", 100*float64(part)/float64(whole))
 }
 
-// rate formats the speed at which so many bytes were processed.
+// rate formats the speed at which a number of bytes was processed in d.
 func rate(bytes int64, d time.Duration) string {
 	return fmt.Sprintf("%.1f MB/s", float64(bytes)/1e6/max(d.Seconds(), 1e-9))
 }

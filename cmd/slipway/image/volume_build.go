@@ -123,7 +123,8 @@ func waitForVolumes(ctx context.Context, r *command.Image, d oci.Digest, fs stri
 
 // failureOf returns why the build of an image in a file system failed, or "" if it did
 // not fail. If fs is "", any file system counts. reason comes from a status and may be
-// about another file system. there reports whether a record in the file system is served.
+// about another file system. The result named there reports whether a record in the file
+// system is served.
 func failureOf(ctx context.Context, r *command.Image, d oci.Digest, fs, reason string, there bool) (string, error) {
 	if fs == "" {
 		return reason, nil

@@ -88,7 +88,7 @@ which systemctl reload sends, the agent reads its configuration again.`,
 			}
 			log := agentLogger(cfg, cmd.ErrOrStderr())
 			ctx := cmd.Context()
-			hangup := !signal.Ignored(syscall.SIGHUP) // it is ignored below nohup
+			hangup := !signal.Ignored(syscall.SIGHUP) // nohup makes a process ignore it
 			agent.Outlive()
 			switch {
 			case cmd.Flags().Changed("worker"):
@@ -180,7 +180,8 @@ func keepAgent(ctx context.Context, cfg *config.Agent, f *agentFlags, log *slog.
 		}
 		cmd := exec.Command(self, args...)
 		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-		// The keeper passes on signals for the terminal's foreground.
+		// The keeper passes on the signals that the terminal sends to its foreground
+		// processes.
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		return cmd
 	}, volumeWorker(cfg, f, self, false), log)
@@ -215,7 +216,8 @@ func (f *callFlags) caller() (*api.Caller, error) {
 	return api.NewCaller(cfg), nil
 }
 
-// withAgentHint adds to an error how to start an agent if none runs, and who may call it.
+// withAgentHint adds a hint to an error: how to start an agent, if none runs, or who may
+// call it.
 func withAgentHint(err error) error {
 	switch {
 	case errors.Is(err, api.ErrNoAgent):

@@ -47,7 +47,8 @@ func volumeWorker(cfg *config.Agent, f *agentFlags, self string, along bool) fun
 		}
 		cmd := exec.Command(self, args...)
 		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-		// Signals for the terminal's foreground must not reach it.
+		// Signals that the terminal sends to its foreground processes must not reach the
+		// worker.
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		if along {
 			cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL

@@ -177,12 +177,13 @@ blocks are read when they are touched. --mode volume-local mounts the volume tha
 	return cmd
 }
 
-// addMode adds the flag for the way in which an image comes.
+// addMode adds the flag for the way in which an image comes to this machine.
 func addMode(cmd *cobra.Command, mode *string) {
 	cmd.Flags().StringVar(mode, "mode", api.ModeAuto, "how the image is mounted: gear, volume-local, volume-network, or auto (as the agent's configuration says)")
 }
 
-// how describes the ways that were tried, unless the only one was gear and it worked.
+// how describes the ways in which the agent tried to mount an image. It returns "" if
+// gear was the only way and it worked.
 func how(why []string) string {
 	if len(why) == 0 || len(why) == 1 && why[0] == "gear: used" {
 		return ""

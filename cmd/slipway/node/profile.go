@@ -109,8 +109,8 @@ command's, or 1 if the registry has no profile of the image.`,
 const (
 	// reportTime is how long the agent's report may take to reach the registry.
 	reportTime = 10 * time.Second
-	// knownTime is the same for a registry that already has a profile. What the registry
-	// already knows is not reported again.
+	// knownTime replaces reportTime if the registry already has a profile. The agent does
+	// not report again what the registry already knows.
 	knownTime = 2 * time.Second
 )
 
@@ -183,7 +183,7 @@ func awaitProfile(ctx context.Context, ask func() ([][32]byte, error), before []
 }
 
 // profileAsker returns a function that gets a profile from an image's registry, at the
-// place where the agent reaches the registry. That function returns nil if there is no
+// URLs that the agent uses for the registry. That function returns nil if there is no
 // profile.
 func profileAsker(cfg *config.Agent, image string) (func(context.Context, oci.Digest) ([][32]byte, error), error) {
 	host, rest, _ := strings.Cut(image, "/")

@@ -58,7 +58,7 @@ Actions are push, tag, delete, login, token (of the token service), denied and a
 	return cmd
 }
 
-// parseWhen parses a date, a time, or a time before now.
+// parseWhen parses a date, a time, or how long before now a time was.
 func parseWhen(flag, s string, now time.Time) (time.Time, error) {
 	if s == "" {
 		return time.Time{}, nil

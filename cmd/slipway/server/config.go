@@ -28,7 +28,7 @@ func configCheckCommand() *cobra.Command {
 		}
 		result := struct {
 			Good     bool     `json:"good"`
-			Problems []string `json:"problems,omitempty"` // FILE:LINE: what, if a line is wrong
+			Problems []string `json:"problems,omitempty"` // FILE:LINE: MESSAGE if it is about a line
 		}{Good: err == nil}
 		if err != nil {
 			result.Problems = strings.Split(err.Error(), "\n")
@@ -66,8 +66,8 @@ func configShowCommand() *cobra.Command {
 	})
 }
 
-// configFileCommand returns a command that calls do with the configuration. load loads
-// it, from FILE if that is given.
+// configFileCommand returns a command that calls the function do with the configuration.
+// load loads it, from FILE if that is given.
 func configFileCommand(name, short string, do func(cmd *cobra.Command, asJSON bool, load func() (*config.Config, error)) error) *cobra.Command {
 	var f command.ServerFlags
 	var asJSON bool

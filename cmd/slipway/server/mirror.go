@@ -41,8 +41,8 @@ func (f *mirrorFlags) add(cmd *cobra.Command) {
 	command.AddForm(cmd.Flags(), &f.output, "output", "json")
 }
 
-// run calls do with the data root, and prints the report that it returns, even after an
-// error. If create is set, it creates a missing data root.
+// run calls the function do with the data root, and prints the report that it returns,
+// even after an error. If create is set, it creates a missing data root.
 func (f *mirrorFlags) run(cmd *cobra.Command, create bool, do func(*admin.Admin) (rep any, text func(io.Writer), err error)) error {
 	return command.WithAdmin(cmd, &f.ServerFlags, create, func(a *admin.Admin) error {
 		rep, text, err := do(a)

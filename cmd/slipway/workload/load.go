@@ -45,7 +45,7 @@ type accessFlags struct {
 
 func loadCommand() *cobra.Command {
 	var f loadFlags
-	f.server.Builtin = true // the images to prune are named
+	f.server.Builtin = true // the server to prune has to be named
 	cmd := &cobra.Command{
 		Use:   "load URL",
 		Short: "Find out how many images a second a registry serves",

@@ -241,7 +241,7 @@ func (f *planFlags) curves(r *simulate.Requests, growth float64) ([][]simulate.S
 	switch {
 	case f.of != "ingress" && f.of != "footprint":
 		return nil, command.Usagef("--of is %q; there are footprint and ingress", f.of)
-	case f.of == "footprint" || whole == 0 || r.Unsized > 0: // a part of the ingress says nothing
+	case f.of == "footprint" || whole == 0 || r.Unsized > 0: // the ingress is not known completely
 		whole = r.Footprint()
 	}
 	whole = int64(float64(whole) * growth)

@@ -107,7 +107,8 @@ func runTraceAnalyze(cmd *cobra.Command, f *analyzeFlags, dir string) error {
 	return nil
 }
 
-// externals starts the plug-ins' descriptions and adds the plug-ins to the options.
+// externals starts each plug-in once, so that it describes itself, and adds the plug-ins
+// to the options.
 func (f *analyzeFlags) externals(ctx context.Context, s *store.Store) (out []*external.Program, err error) {
 	for _, program := range f.plugins {
 		e, err := external.New(ctx, program, s.Name)

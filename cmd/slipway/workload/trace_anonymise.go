@@ -129,7 +129,7 @@ func (f *anonymiseFlags) logs(cmd *cobra.Command, args []string, a *ingest.Anony
 	return err
 }
 
-// parseShift parses by how much times are moved.
+// parseShift parses the duration by which times are moved.
 func parseShift(s string) (time.Duration, error) {
 	const week, mostWeeks = 7 * 24 * time.Hour, 200
 	switch s {

@@ -323,7 +323,8 @@ func (f *cacheFlags) configs(r *simulate.Requests) ([]simulate.CacheConfig, erro
 	return out, nil
 }
 
-// shareOf parses a number with a suffix as a share of whole, and other text as bytes.
+// shareOf parses a number with a suffix as a share of the size named whole, and other
+// text as bytes.
 func shareOf(text, suffix string, unit float64, whole int64) (int64, error) {
 	n, ok := strings.CutSuffix(strings.TrimSpace(text), suffix)
 	if !ok {

@@ -1,5 +1,5 @@
-// Package command gets a registry's credential from a command, such as those of cloud
-// providers.
+// Package command gets a registry's credential from a command, such as a command of a
+// cloud provider.
 package command
 
 import (
@@ -24,10 +24,11 @@ type Options struct {
 	// Command is a program and its arguments. No shell is involved. The program gets the
 	// host and a newline on its standard input, as Docker's credential helpers do
 	// ("docker-credential-ecr-login get"). It writes the credential to its standard
-	// output. That is the JSON object of those helpers, with Username and Secret, or only
-	// the password, on one line ("aws ecr get-login-password").
+	// output. The credential is either the JSON object of those helpers, with Username
+	// and Secret, or only the password, on one line ("aws ecr get-login-password").
 	Command []string
-	// Username is the user name for a password that comes without one, such as AWS.
+	// Username is the user name for a command that prints only a password, such as that
+	// of AWS.
 	Username string
 	// Every is how long a credential is used before the command is run again. 0 means 6
 	// h. The tokens of cloud registries are valid for 1 to 12 h.
@@ -57,8 +58,8 @@ const (
 // credential is first needed, and again after o.Every. If a later run fails, the earlier
 // credential is still used, and the command is tried again a minute later. The command's
 // standard output never gets into errors or logs, but its standard error does. All
-// callers that come during a run share it. The run goes on, up to its timeout, even if no
-// caller waits any longer.
+// callers that need the credential during a run share that run. The run goes on, up to
+// its timeout, even if no caller waits any longer.
 func Credential(host string, o Options) (client.CredentialFunc, error) {
 	if len(o.Command) == 0 || o.Command[0] == "" {
 		return nil, errors.New("the credential command is empty")

@@ -32,29 +32,32 @@ type Config struct {
 	// Timeout bounds one login, from the connection to the last answer. Default: 5s.
 	Timeout time.Duration `yaml:"timeout,omitempty"`
 
-	// BindDN is who searches, with the password in BindPasswordFile. The file is read for each
-	// connection. Default: users are searched for anonymously, and groups by the user.
+	// BindDN is the DN of the entry that searches. Its password is in BindPasswordFile,
+	// which is read for each connection. By default, users are searched for anonymously,
+	// and their groups are searched for by the users themselves.
 	BindDN           string `yaml:"bind_dn,omitempty"`
 	BindPasswordFile string `yaml:"bind_password_file,omitempty"`
 
-	// UserBase is below which entry users are searched for, with UserFilter. Default of the
-	// filter: (uid={user}).
+	// UserBase is the entry below which UserFilter searches for users. By default the
+	// filter is (uid={user}).
 	UserBase   string `yaml:"user_base,omitempty"`
 	UserFilter string `yaml:"user_filter,omitempty"`
-	// UserAttribute is the attribute of the entry with the user's name. Default: uid.
+	// UserAttribute is the attribute of an entry that has the user's name. Default: uid.
 	UserAttribute string `yaml:"user_attribute,omitempty"`
-	// UserDN is the DN of a user, such as uid={user},ou=people,dc=example,dc=org, in place of
-	// a search. The user's name is then that of the client in lower case.
+	// UserDN is the DN of a user, such as uid={user},ou=people,dc=example,dc=org. If it
+	// is set, users are not searched for. The user's name is then the name that the
+	// client gave, in lower case.
 	UserDN string `yaml:"user_dn,omitempty"`
 
-	// GroupBase is below which entry groups are. Default: users have no groups.
+	// GroupBase is the entry below which groups are. By default users have no groups.
 	GroupBase string `yaml:"group_base,omitempty"`
 	// GroupFilter finds the groups of a user. Default: (member={dn}).
 	GroupFilter string `yaml:"group_filter,omitempty"`
-	// GroupAttribute is the attribute of a group with its name. Default: cn.
+	// GroupAttribute is the attribute of a group that has its name. Default: cn.
 	GroupAttribute string `yaml:"group_attribute,omitempty"`
-	// MemberOf is the attribute of a user's entry that has the DNs of the user's groups, such
-	// as memberOf, in place of a search. Groups that are not below GroupBase do not count.
+	// MemberOf is the attribute of a user's entry that has the DNs of the user's groups,
+	// such as memberOf. If it is set, groups are not searched for. Groups that are not
+	// below GroupBase do not count.
 	MemberOf string `yaml:"member_of,omitempty"`
 }
 
@@ -139,7 +142,7 @@ func (c *Config) checkServer() error {
 	return nil
 }
 
-// checkKeys checks which keys are there together.
+// checkKeys checks that the keys that are set fit together.
 func (c *Config) checkKeys() error {
 	has := func(text, place string) bool { return strings.Contains(text, place) }
 	switch {

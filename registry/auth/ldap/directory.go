@@ -136,8 +136,8 @@ func (d *Directory) ask(ctx context.Context, name, password string) (*User, erro
 	return u, err
 }
 
-// unavailable logs why the directory cannot be asked, once until it can be again, and returns
-// the error for the client.
+// unavailable logs why the directory cannot be asked, and returns the error for the
+// client. It logs this only once until the directory can be asked again.
 func (d *Directory) unavailable(err error) error {
 	if !d.failing.Swap(true) {
 		d.log.Error("the LDAP directory cannot be asked; its users cannot log in", "url", d.server.cfg.URL, "error", err, "advice", advice(err))

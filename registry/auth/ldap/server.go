@@ -66,7 +66,7 @@ func newServer(cfg Config) (*server, error) {
 	return s, nil
 }
 
-// step is a step of a login that did not succeed, with the keys that decide about it.
+// step is a step of a login that failed, with the configuration keys that it depends on.
 type step struct {
 	what, keys string
 	err        error
@@ -78,8 +78,9 @@ func (s *step) Error() string { return s.what + ": " + s.err.Error() }
 // Unwrap returns the cause.
 func (s *step) Unwrap() error { return s.err }
 
-// login asks whether the password is that of a user, and who the user is. The error is
-// passwords.ErrWrong if the directory says that it is not, or if no user has the name.
+// login checks the password of the user with a name, and returns the user. The error is
+// passwords.ErrWrong if the directory says that the password is wrong, or if no user has
+// the name.
 func (s *server) login(ctx context.Context, name, password string) (*User, error) {
 	deadline := time.Now().Add(s.cfg.Timeout)
 	c, err := s.dial(ctx, deadline)
@@ -99,8 +100,8 @@ func (s *server) loginBy(c *conn, name, password string) (*User, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The password of an unknown user is tried, too, so that this takes as long as for a known
-	// one. The entry hardly exists, and its answer does not count.
+	// The password of an unknown user is tried, too, so that this takes as long as for a
+	// known one. It is unlikely that the entry exists, and the answer does not count.
 	dn, known := e.dn, e.dn != ""
 	if !known {
 		dn = s.cfg.UserAttribute + "=" + client.EscapeDN(name) + "," + s.cfg.UserBase
@@ -126,7 +127,7 @@ func refused(err error) bool {
 		client.LDAPResultInsufficientAccessRights, client.LDAPResultUnwillingToPerform)
 }
 
-// conn is a connection whose end is that of a login.
+// conn is a connection that is used for one login.
 type conn struct {
 	*client.Conn
 	stop func() bool
@@ -135,10 +136,10 @@ type conn struct {
 // Close closes the connection.
 func (c *conn) Close() {
 	c.stop()
-	_ = c.Conn.Close() // everything that was asked for is there
+	_ = c.Conn.Close() // all answers have arrived
 }
 
-// dial connects, and encrypts the connection if it is to be.
+// dial connects, and encrypts the connection if that is configured.
 func (s *server) dial(ctx context.Context, deadline time.Time) (*conn, error) {
 	dialer := net.Dialer{Deadline: deadline}
 	raw, err := dialer.DialContext(ctx, "tcp", s.addr)
@@ -222,7 +223,7 @@ func (s *server) userAttributes() []string {
 	return []string{s.cfg.UserAttribute, s.cfg.MemberOf}
 }
 
-// bindSearcher makes the connection that of BindDN, if there is one.
+// bindSearcher binds the connection as BindDN, if there is one.
 func (s *server) bindSearcher(c *conn) error {
 	if s.cfg.BindDN == "" {
 		return nil
@@ -237,7 +238,7 @@ func (s *server) bindSearcher(c *conn) error {
 	return nil
 }
 
-// groups returns the names of the groups of a user, whom the connection belongs to.
+// groups returns the names of a user's groups. The connection is bound as the user.
 func (s *server) groups(c *conn, name string, e entry) ([]string, error) {
 	if s.cfg.GroupBase == "" {
 		return nil, nil
@@ -298,8 +299,9 @@ func usable(names []string) []string {
 	return slices.Compact(names)
 }
 
-// plain reports whether a name can be that of a user or a group. Directories ignore spaces at
-// the ends, and several in a row, so that names with them could stand for other names.
+// plain reports whether a user or a group can have a name. Directories ignore spaces at
+// the ends, and several in a row, so a name with such spaces could stand for another
+// name.
 func plain(name string) bool {
 	return name != "" && len(name) <= maxName && utf8.ValidString(name) && name == strings.Join(strings.Fields(name), " ") &&
 		!strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) })

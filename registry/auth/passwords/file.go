@@ -55,7 +55,8 @@ type FileOptions struct {
 	Clock    func() time.Time
 	// Read is called when a changed file was read, or with the error if it cannot be used.
 	Read func(error)
-	// Current is called when the users in use are found to be those of the file.
+	// Current is called when a check of the file finds that the users in use are the
+	// users in the file.
 	Current func()
 }
 
@@ -285,9 +286,9 @@ func (f *File) Verify(ctx context.Context, addr netip.Addr, name, password strin
 }
 
 // decoy returns a hash to compare an unknown user's password with, so that the check
-// takes as long as for a known user. The cost of the hash is that of one of the users,
-// and it is always the same for the same name. If the users' costs differ, an average or
-// a changing cost would show that the user is unknown.
+// takes as long as for a known user. The hash has the cost of one of the users' hashes.
+// For the same name the cost is always the same. If the users' costs differ, an average
+// or a changing cost would show that the user is unknown.
 func (l *Logins) decoy(file *userFile, name string) []byte {
 	sum := l.Key(name, "")
 	cost := bcrypt.DefaultCost

@@ -1,8 +1,8 @@
-// Package passwords checks users' passwords: Logins decides which passwords are checked at
-// all, and File checks them against an htpasswd file.
+// Package passwords checks users' passwords: Logins decides which passwords are checked
+// at all, and File checks them against an htpasswd file.
 //
-// No log line and no error contains a password or a hash. Checking the password of a user who
-// is not in the file takes as long as for one who is.
+// No log line and no error contains a password or a hash. Checking the password takes as
+// long for a user who is not in the file as for a user who is.
 package passwords
 
 import (
@@ -53,10 +53,10 @@ func NewLogins(atOnce int, failures *recent.Failures, clock func() time.Time) *L
 	return l
 }
 
-// Do checks a password with check, unless remembered reports that it was checked a short time
-// ago. The error is that of check, or an *oci.Error TOOMANYREQUESTS with a *RetryError. The
-// latter means that addr has failed too often or that too many logins are waiting. An error
-// ErrWrong of check counts as a failure of addr.
+// Do checks a password with check, unless remembered reports that it was checked a short
+// time ago. The error is the error of check, or an *oci.Error TOOMANYREQUESTS with a
+// *RetryError. The latter means that addr has failed too often or that too many logins
+// are waiting. An error ErrWrong of check counts as a failure of addr.
 func (l *Logins) Do(ctx context.Context, addr netip.Addr, remembered func() bool, check func() error) error {
 	if remembered() {
 		return nil

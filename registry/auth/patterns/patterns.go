@@ -53,8 +53,8 @@ func (p *Pattern) Match(name string) bool {
 		return false
 	}
 	si, pos := 0, 0        // the segments of pattern and name to compare next
-	retry, taken := -1, 0  // behind the last "**": where to go on in pattern and name
-	for pos <= len(name) { // pos == len(name)+1 is behind the last segment
+	retry, taken := -1, 0  // where to go on in pattern and name after the last "**"
+	for pos <= len(name) { // pos == len(name)+1 is after the last segment
 		if si < len(p.segments) && p.segments[si] == "**" {
 			si++
 			retry, taken = si, pos

@@ -233,8 +233,8 @@ func (f *fill) admit() {
 	}
 }
 
-// newWindow makes this a fill whose bytes do not stay. It returns nil if there is no room
-// even for a window. Then every reader reads for itself.
+// newWindow turns this fill into one whose bytes do not stay. It returns nil if there is
+// no room even for a window. Then every reader reads for itself.
 func (f *fill) newWindow() *window {
 	s := f.s
 	s.mu.Lock()

@@ -104,9 +104,9 @@ type slab struct {
 	data []byte
 	mod  time.Time
 	crc  uint32
-	// refs counts the entry, the fill and the open objects that use the slab. Only a
-	// holder of a reference can add one, or, under Store.mu, a caller that finds the slab
-	// in an entry.
+	// refs counts the entry, the fill and the open objects that use the slab. A holder of
+	// a reference can add another. A caller that finds the slab in an entry, under
+	// Store.mu, can do so, too.
 	refs atomic.Int32
 }
 
@@ -132,7 +132,7 @@ type file struct {
 	seq  uint64
 	size int64
 	// refs is as in slab. The bytes are given back with the last reference, after the
-	// name is removed, because the file system keeps them as long.
+	// name is removed. The file system keeps them until then.
 	refs atomic.Int32
 	gone atomic.Bool // in garbage, so failure to open it is expected
 	seal seal

@@ -37,7 +37,8 @@ func (q *queue) kick() {
 	}
 }
 
-// each calls do for each queued entry, with mu held, until the Store is closed.
+// each calls the function do for each queued entry, with mu held, until the Store is
+// closed.
 func (s *Store) each(q *queue, do func(e *entry)) {
 	for {
 		select {

@@ -204,10 +204,10 @@ func (o *fileObject) WriteTo(w io.Writer) (int64, error) {
 	return n + m, err
 }
 
-// send writes n bytes of a file from off. It sends a short range with one read and one
-// Write, and a long range through w's ReadFrom, which for a socket is sendfile. The
-// reader must be an *io.LimitedReader on an *os.File, because any other type hides the
-// file from net.TCPConn. broken is the file's error, and is nil if w failed.
+// send writes n bytes of a file from the offset off. It sends a short range with one read
+// and one Write, and a long range through w's ReadFrom, which for a socket is sendfile.
+// The reader must be an *io.LimitedReader on an *os.File, because any other type hides
+// the file from net.TCPConn. broken is the file's error, and is nil if w failed.
 func (s *Store) send(w io.Writer, h *os.File, off, n int64) (sent int64, broken, err error) {
 	rf, ok := w.(io.ReaderFrom)
 	if !ok || n <= pieceSize {

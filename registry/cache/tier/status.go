@@ -18,7 +18,8 @@ type TierStatus struct {
 	// Limit is how many bytes may be taken. Capacity is how many of them the policy has
 	// for objects.
 	Limit, Capacity int64
-	// Bytes is the size of the entries, and PinnedBytes the size of the pinned entries.
+	// Bytes is the size of the entries, and PinnedBytes is the size of the pinned
+	// entries.
 	Bytes, PinnedBytes int64
 	Entries            int
 	// Taken is how many bytes are in use. They belong to entries that are here, to
@@ -35,10 +36,10 @@ type TierStatus struct {
 // Status is the status of a cache. Its counts begin at the start.
 type Status struct {
 	RAM, SSD TierStatus
-	// Fills is how many objects are being fetched. Demotions and Promotions are how many
-	// are queued to go down or up, or are on their way.
+	// Fills is how many objects are being fetched. Demotions and Promotions count the
+	// objects that are queued to go down or up, or are on their way.
 	Fills, Demotions, Promotions int
-	// Fetched counts the fetches, and Shared the requests that joined a fetch.
+	// Fetched counts the fetches, and Shared counts the requests that joined a fetch.
 	// FetchErrors counts the fetches that failed, except for objects that do not exist.
 	Fetched, Shared, FetchErrors int64
 	// Bypassed counts the objects that were fetched and not taken into the cache. Dropped

@@ -48,8 +48,8 @@ type Options struct {
 	// the best pair for registries that was measured.
 	RAMPolicy, SSDPolicy string
 	// LargeObject is the size in bytes from which an object never goes to RAM. The
-	// default is the smaller of 100 MiB and 1 % of RAMBytes. FAST'18 has 100 MiB. If it
-	// is negative, every object that fits goes to RAM.
+	// default is the smaller of 100 MiB, as in FAST'18, and 1 % of RAMBytes. If it is
+	// negative, every object that fits goes to RAM.
 	LargeObject int64
 	// Admission says what may be written to the SSD. Default: all.
 	Admission policy.Admission
@@ -74,9 +74,10 @@ type Options struct {
 	// uploaded object is fetched when it is requested.
 	WriteThrough bool
 	// CheckUploads compares what was uploaded in more than one piece with Verify before
-	// it is kept. It is needed if other processes upload to the inner store and the inner
-	// store's state of an upload does not show that one of them has written to the upload
-	// meanwhile. The bytes copied here may then differ from the object's.
+	// it is kept. Another process may have written to such an upload meanwhile, and then
+	// the bytes copied here may differ from the object's. So CheckUploads is needed if
+	// other processes upload to the inner store, and the inner store's state of an upload
+	// does not show that one of them has written to it.
 	CheckUploads bool
 	// Cost is the cost of getting an object again, for policies that weigh it. It depends
 	// on the object's size in bytes and on the time until the inner store's first answer.

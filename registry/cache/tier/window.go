@@ -23,8 +23,8 @@ type window struct {
 // tail returns the position of the first byte that is still there.
 func (w *window) tail() int64 { return max(0, w.end-int64(len(w.buf))) }
 
-// copyOut copies bytes from off into p, and returns how many. It copies only bytes that
-// have arrived. The caller has made sure that off is within the window.
+// copyOut copies bytes from the offset off into p, and returns how many. It copies only
+// bytes that have arrived. The caller has made sure that off is within the window.
 func (w *window) copyOut(p []byte, off, end int64) int {
 	p = p[:min(int64(len(p)), end-off)]
 	at := off % int64(len(w.buf))

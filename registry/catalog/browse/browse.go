@@ -51,8 +51,8 @@ type Found struct {
 }
 
 const (
-	// maxSearchedTags and maxSearchedManifests bound what a search reads. A tag takes some
-	// 0.5 us, and a manifest with annotations 1 us.
+	// maxSearchedTags and maxSearchedManifests bound what a search reads. A tag takes
+	// some 0.5 us, and a manifest with annotations takes 1 us.
 	maxSearchedTags, maxSearchedManifests = 200_000, 100_000
 	// minDigest is how many hexadecimal digits of a digest are searched for.
 	minDigest = 6
@@ -124,8 +124,8 @@ type RepositoryInfo struct {
 	Pushed, LastPull time.Time
 }
 
-// RepositoryInfo describes a repository. It examines only so many of its tags, of its
-// manifests and of its blobs as most says, which bounds the time. Errors:
+// RepositoryInfo describes a repository. To bound the time, it examines only a part of
+// the repository: the given number of tags, of manifests and of blobs. Errors:
 // ErrNoRepository.
 func (c Store) RepositoryInfo(ctx context.Context, repo string, most int) (RepositoryInfo, error) {
 	var out RepositoryInfo
@@ -256,8 +256,8 @@ type Untagged struct {
 	Pushed, LastPull time.Time
 }
 
-// ListUntagged lists untagged manifests of a repository, the last one first, without the
-// first from of them. Errors: ErrNoRepository.
+// ListUntagged lists at most n untagged manifests of a repository, the last one first.
+// from is the number of manifests to skip. Errors: ErrNoRepository.
 func (c Store) ListUntagged(ctx context.Context, repo string, from, n int) ([]Untagged, error) {
 	id, err := catalog.RepositoryID(ctx, c.db, repo)
 	if err != nil {

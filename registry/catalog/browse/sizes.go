@@ -19,8 +19,8 @@ type RepositorySize struct {
 }
 
 // RepositorySizes measures, in the order of their names, at most n repositories whose
-// names come after last. It reads all links of these repositories, which takes about a
-// second for 100,000 links.
+// names come after the name last. It reads all links of these repositories, which takes
+// about a second for 100,000 links.
 func (c Store) RepositorySizes(ctx context.Context, last string, n int) ([]RepositorySize, error) {
 	var out []RepositorySize
 	err := c.db.Rows(engine.Whole(ctx), `WITH chosen(id, name) AS (SELECT id, name FROM repositories WHERE name > ? ORDER BY name LIMIT ?),

@@ -43,7 +43,7 @@ const (
 )
 
 // A LogDamagedError says that a catalogue's log is damaged before the end of what was
-// synced. If the catalogue were opened, the changes behind the damage would be lost.
+// synced. If the catalogue were opened, the changes after the damage would be lost.
 type LogDamagedError struct {
 	Log, Copy, Mark string // files
 	// Good frames precede the damage. Synced frames should be there.

@@ -20,7 +20,7 @@ import (
 // fsync skips these pages and succeeds. In the log, the pages of the failed commit do not
 // matter, because the next commit overwrites them. But earlier lazy commits count as
 // done, and their pages may be missing too. Recovery reads the log only up to such a gap,
-// so a power cut would lose everything that was committed behind it. Hence mend runs
+// so a power cut would lose everything that was committed after it. Hence mend runs
 // before anything else is committed. The same gap exists if a process was killed after
 // the failure. The next process reads the refused commit from the page cache, accepts it,
 // and appends to the log after it. Hence mendBeforeUse.
@@ -35,7 +35,8 @@ import (
 // Third, the refused commit may be whole in the log. It comes back at the next start,
 // unless something was committed over it. Hence Settled.
 
-// mend runs before a batch. It makes the content of the log durable if it may not be.
+// mend runs before a batch. It makes the content of the log durable, unless that is
+// certain already.
 func (e *sqlite) mend() error {
 	if !e.torn {
 		return nil
@@ -48,10 +49,9 @@ func (e *sqlite) mend() error {
 	return nil
 }
 
-// explain adds to the failure of a commit that the disk was full, if that was the cause.
-// If a write failed, SQLite says so. File systems that allocate late find out during an
-// fsync. In that case SQLite drops the system's error, but the fsync that mends the log
-// returns it again.
+// explain says in the error of a commit if the disk was full. If a write failed, SQLite
+// says so itself. File systems that allocate late find out during an fsync. In that case
+// SQLite drops the system's error, but the fsync that mends the log returns it again.
 func (e *sqlite) explain(err error) error {
 	if mendErr := e.mend(); errors.Is(mendErr, syscall.ENOSPC) || errors.Is(mendErr, syscall.EDQUOT) {
 		return fmt.Errorf("%w: %w", err, mendErr)
@@ -59,8 +59,8 @@ func (e *sqlite) explain(err error) error {
 	return e.impaired(err)
 }
 
-// impaired adds to a failure why the machine cannot write or open files, if that was the
-// cause, because SQLite drops the system's error.
+// impaired adds a reason to a failure if the machine cannot write or open files, because
+// SQLite drops the system's error.
 func (e *sqlite) impaired(err error) error {
 	var coded interface{ Code() int }
 	const readOnly, ioErr, cantOpen = 8, 10, 14
@@ -91,7 +91,7 @@ func tryDir(dir string) error {
 }
 
 // mendFile runs before a checkpoint. It makes what was copied into the catalogue's file
-// durable if it may not be.
+// durable, unless that is certain already.
 func (e *sqlite) mendFile() error {
 	if !e.fileTorn {
 		return nil
@@ -104,7 +104,7 @@ func (e *sqlite) mendFile() error {
 	return nil
 }
 
-// alone runs do while nobody else writes.
+// alone runs the function do while nobody else writes.
 func (e *sqlite) alone(do func() error) error {
 	if err := e.do("BEGIN IMMEDIATE"); err != nil {
 		return err

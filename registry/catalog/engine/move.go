@@ -204,7 +204,7 @@ func (m *mover) table(table storedTable) error {
 	return nil
 }
 
-// fill inserts rows into a table. next returns io.EOF behind the last row.
+// fill inserts rows into a table. next returns io.EOF after the last row.
 func (t *Tx) fill(table string, columns []string, next func() ([]any, error)) error {
 	t.dirty = true
 	return t.db.fill(t, table, columns, next)

@@ -18,11 +18,11 @@ type Options struct {
 	// the server, so that all processes that share the database have the same time.
 	Clock func() time.Time
 	// Readers is the number of connections that read at the same time; default 2, and 8
-	// with PostgreSQL. Few are needed because hot rows are in RAM above the catalogue.
-	// Each connection takes about 0.7 MB.
+	// with PostgreSQL. Few are needed because the registry keeps hot rows in RAM and
+	// seldom reads them here. Each connection takes about 0.7 MB.
 	Readers int
-	// Grace is how long something unreferenced is kept at least, counted from the change
-	// that made it unreferenced; default 1 h.
+	// Grace is how long something unreferenced is kept, at least, after the change that
+	// made it unreferenced; default 1 h.
 	Grace time.Duration
 	// Reserve keeps a part of the disk for deleting and collecting; see [DB.Room]. It
 	// works only with SQLite. By default there is no reserve.
@@ -33,15 +33,15 @@ type Options struct {
 	OnMigrate func(Migration)
 }
 
-// OldSuffix is what the name of the copy of a catalogue's file ends with, before the
-// version of its schema.
+// OldSuffix follows the name of a catalogue's file in the name of the file's copy. The
+// version of the copy's schema follows OldSuffix.
 const OldSuffix = ".schema-"
 
 // Migration is the outcome of a migration of the schema from one version to another.
 type Migration struct {
 	From, To int64
-	// Copy is the path of the copy of the catalogue as it was, or "" without a copy. Err
-	// says why there is none, although there should be one.
+	// Copy is the path of the copy of the catalogue as it was before the migration, or ""
+	// if there is no copy. Err says why there is none, although there should be one.
 	Copy string
 	Err  error
 }
@@ -75,10 +75,11 @@ func Open(ctx context.Context, path string, o *Options) (*DB, error) {
 }
 
 // OpenPostgres opens a PostgreSQL database, which many processes may share, and brings
-// its schema up to date. The server must have version 13 or later, and the database the
-// encoding UTF8. dsn is a connection string of PostgreSQL, as a URL or as keywords. The
-// first schema of the search path is used. If dsn names several hosts, OpenPostgres uses
-// the one that accepts changes. A connection pool in between must keep sessions together.
+// its schema up to date. The server must have version 13 or later, and the database must
+// have the encoding UTF8. dsn is a connection string of PostgreSQL, as a URL or as
+// keywords. The first schema of the search path is used. If dsn names several hosts,
+// OpenPostgres uses the one that accepts changes. A connection pool in between must keep
+// sessions together.
 func OpenPostgres(ctx context.Context, dsn string, o *Options) (*DB, error) {
 	opts := o.withDefaults()
 	if opts.Readers <= 0 {

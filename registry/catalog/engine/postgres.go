@@ -27,7 +27,7 @@ const (
 	// defaultPatience is how long changes and reads wait for a server that does not
 	// answer, before they fail.
 	defaultPatience = 30 * time.Second
-	// readLimit is how long a read may take, and changeLimit how long the changes of a
+	// readLimit is how long a read may take, and changeLimit is how long the changes of a
 	// batch may take. A read of whole tables has wholeLimit.
 	readLimit, changeLimit = 10 * time.Second, 20 * time.Second
 	// beginLimit is how long the beginning of a batch may take. The server stops waiting for
@@ -307,8 +307,8 @@ func (p *postgres) rename() {
 }
 
 // doubt makes this process treat the changes of its last batch as changes of another
-// process. Their callers were told of a failure. So they do not know that what they read
-// before may be out of date, because the changes took effect or still will.
+// process. The callers of these changes got an error. But the changes took effect, or
+// still will, so what this process read before may be out of date.
 func (p *postgres) doubt() {
 	p.rename()
 	p.doubted.Store(true) // the notification may have arrived already
@@ -348,8 +348,8 @@ func (p *postgres) resolve(cause error) error {
 }
 
 // lastBatch returns the last committed batch of this process. A batch can be visible
-// although a standby did not acknowledge it, once its connection is closed or its wait
-// was ended. So lastBatch makes another commit behind it, which the standby must
+// although a standby did not acknowledge it: its connection was closed, or somebody ended
+// its wait for the standby. So lastBatch makes a later commit, which the standby must
 // acknowledge.
 func (p *postgres) lastBatch(before backend) (batch int64, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), beginLimit)
@@ -504,8 +504,9 @@ func (p *postgres) readOnce(ctx context.Context, query string, args []any, scan 
 	return eachRow(rows, err, scan)
 }
 
-// Settled waits until the transaction under way has ended. Once it has had the lock, a
-// transaction of this process whose commit was given up cannot take effect later, either.
+// Settled waits until the transaction under way has ended, by getting the lock itself.
+// After that, a transaction of this process whose commit was given up cannot take effect
+// any more.
 func (p *postgres) Settled(ctx context.Context) error {
 	err := p.db.WriteLazy(ctx, func(*Tx) error { return nil })
 	if err != nil {

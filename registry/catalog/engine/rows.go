@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// MaxIDs is the maximum number of rows that one statement changes, and MaxNames is the
-// maximum number that it reads by name. Statements take many rows because each statement
-// has to begin a transaction.
+// MaxIDs is the maximum number of rows that one statement changes. MaxNames is the
+// maximum number of rows that one statement reads by name. Statements take many rows
+// because each statement has to begin a transaction.
 const (
 	MaxIDs   = 64
 	MaxNames = 256
@@ -22,9 +22,9 @@ func Marks(group string, n int) string {
 	return strings.TrimSuffix(strings.Repeat(group+", ", n), ", ")
 }
 
-// InParts calls each for the elements of a list, at most MaxNames at a time. It repeats
-// the last element of a part until the length is a power of two, so that there are few
-// different statements.
+// InParts calls the function each for the elements of a list, at most MaxNames at a time.
+// It repeats the last element of a part until the length is a power of two, so that there
+// are few different statements.
 func InParts[E any](list []E, each func(part []E) error) error {
 	for len(list) > 0 {
 		part := slices.Clone(list[:min(len(list), MaxNames)])

@@ -88,7 +88,7 @@ func openSQLite(ctx context.Context, path string, opts Options) (*DB, error) {
 // open opens the connections.
 func (e *sqlite) open(ctx context.Context, path string, readers int) error {
 	// A negative cache_size is in KiB. The writer's cache covers the hot pages of a push.
-	// Readers hardly ever read, because hot rows are in RAM above the catalogue. The
+	// Readers hardly ever read, because the registry keeps hot rows in RAM itself. The
 	// caches take twice that memory, because the allocator rounds a page of 4 KiB and its
 	// header up to 8 KiB. Pages that are not found here are in the system's page cache.
 	w, err := sql.Open("sqlite", dsn(path, "cache_size(-512)", "wal_autocheckpoint(0)", logLimit))

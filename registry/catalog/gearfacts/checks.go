@@ -15,13 +15,12 @@ type Checks struct{ db *engine.DB }
 // NewChecks returns the Checks of a database.
 func NewChecks(db *engine.DB) Checks { return Checks{db} }
 
-// neededPack is a condition on a pack p. It says that dropped layers consist of its
-// contents.
+// neededPack is a condition on a pack p. It says that p holds contents of dropped layers.
 const neededPack = `p.state = 1 AND EXISTS (SELECT 1 FROM gear_files f JOIN gear_layer_files lf ON lf.file_id = f.id
 	JOIN gear_recipes r ON r.layer_id = lf.layer_id WHERE f.pack_id = p.id AND r.state >= 3)`
 
-// scrubbedPack is a condition on a pack p. It says that dropped layers consist of its
-// contents, or that it may be needed to make such a pack again.
+// scrubbedPack is a condition on a pack p. It says that p holds contents of dropped
+// layers, or that p may be needed to make such a pack again.
 const scrubbedPack = `(` + neededPack + ` OR p.state = 1 AND EXISTS (SELECT 1 FROM gear_parity_packs m JOIN gear_parity_packs o ON o.group_id = m.group_id
 	JOIN gear_files f ON f.pack_id = o.pack_id JOIN gear_layer_files lf ON lf.file_id = f.id JOIN gear_recipes r ON r.layer_id = lf.layer_id
 	WHERE m.pack_id = p.id AND r.state >= 3))`
@@ -64,8 +63,8 @@ func (c Checks) InUse(ctx context.Context, pack Name) (used bool, err error) {
 	return used, err
 }
 
-// Damaged returns at most n packs that were found damaged and of which dropped layers
-// consist.
+// Damaged returns at most n packs that were found damaged and hold contents of dropped
+// layers.
 func (c Checks) Damaged(ctx context.Context, n int) ([]DamagedPack, error) {
 	var out []DamagedPack
 	err := c.db.Rows(ctx, `SELECT p.digest, k.damage FROM gear_pack_checks k JOIN gear_packs p ON p.id = k.pack_id
@@ -86,8 +85,8 @@ func (c Checks) CountDamaged(ctx context.Context) (n int64, err error) {
 	return n, err
 }
 
-// Lost returns at most n contents whose bytes were found damaged, that were not made again
-// yet, and of which dropped layers consist.
+// Lost returns at most n contents that dropped layers need, whose bytes were found
+// damaged, and that were not made again yet.
 func (c Checks) Lost(ctx context.Context, n int) ([]Name, error) {
 	var out []Name
 	err := c.db.Rows(ctx, `SELECT f.name FROM gear_files f WHERE f.pack_id = 0 AND EXISTS (SELECT 1 FROM gear_layer_files lf
@@ -102,9 +101,10 @@ func (c Checks) Lost(ctx context.Context, n int) ([]Name, error) {
 	return out, err
 }
 
-// Due returns at most n packs of which dropped layers consist, or that are in a group with
-// such a pack. They were not read whole since before, or were found damaged and not read
-// since again. Those not read for the longest time come first.
+// Due returns at most n packs that hold contents of dropped layers, or that are in a
+// group with such a pack. It returns a pack if the pack was last read whole before the
+// time before or, if it was found damaged, before the time again. The packs that were not
+// read for the longest time come first.
 func (c Checks) Due(ctx context.Context, before, again time.Time, n int) ([]Pack, error) {
 	var out []Pack
 	err := c.db.Rows(engine.Whole(ctx), `SELECT p.id, p.digest, p.size FROM gear_packs p LEFT JOIN gear_pack_checks k ON k.pack_id = p.id
@@ -122,9 +122,9 @@ func (c Checks) Due(ctx context.Context, before, again time.Time, n int) ([]Pack
 
 // CheckCounts says how far the checks of packs have come.
 type CheckCounts struct {
-	// Packs is the number of packs that Due may return, and Bytes their size.
+	// Packs is the number of packs that Due may return, and Bytes is their size.
 	Packs, Bytes int64
-	// Checked is how many of them were read whole since a time, and CheckedBytes their
+	// Checked is how many of them were read whole since a time, and CheckedBytes is their
 	// size.
 	Checked, CheckedBytes int64
 }

@@ -67,7 +67,7 @@ func expireGear(t *engine.Tx, now int64, n int, examined *int) error {
 	return releaseGear(t, ids)
 }
 
-// releaseGear marks as dead those of the contents that nothing needs any more.
+// releaseGear marks contents as dead if nothing needs them any more.
 func releaseGear(t *engine.Tx, ids []int64) error {
 	var dead []int64
 	packs := map[int64]*gearDelta{}

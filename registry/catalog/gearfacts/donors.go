@@ -17,9 +17,9 @@ type Donor struct {
 }
 
 // PutDonor keeps what is known about the starts of an image, even after the image itself
-// is gone. Of each kind, a repository keeps only the newest entries, at most keep of
-// them. PutDonor does nothing if the repository is gone. The change survives the end of
-// the process, but perhaps not a power cut, because what is lost is learnt again.
+// is gone. Of each kind, a repository keeps only the newest entries. Their number is at
+// most keep. PutDonor does nothing if the repository is gone. The change survives the end
+// of the process, but perhaps not a power cut, because what is lost is learnt again.
 func (c Layers) PutDonor(ctx context.Context, d Donor, kind string, keep int) error {
 	return c.db.WriteLazy(ctx, func(t *engine.Tx) error {
 		var repo int64

@@ -80,7 +80,8 @@ func (c Layers) Job(ctx context.Context, d oci.Digest) (Job, error) {
 	return j, err
 }
 
-// Failed returns at most n failed conversions of layers, with digests greater than last.
+// Failed returns at most n failed conversions of layers, with digests greater than the
+// digest last.
 func (c Layers) Failed(ctx context.Context, last oci.Digest, n int) ([]Job, error) {
 	var out []Job
 	err := c.db.Rows(ctx, `SELECT digest, attempts, failure, due_at FROM gear_jobs WHERE attempts > 0 AND digest > ? ORDER BY digest LIMIT ?`,
@@ -115,8 +116,9 @@ func (c Layers) Requeue(ctx context.Context, layers ...oci.Digest) error {
 	})
 }
 
-// Awaited returns the layer of a repository that was queued last before the layer d and
-// has not been tried yet. Errors: engine.ErrNotFound.
+// Awaited returns a layer of a repository that was queued before the layer d and has not
+// been tried yet. Of several such layers it returns the last one. Errors:
+// engine.ErrNotFound.
 func (c Layers) Awaited(ctx context.Context, repo string, d oci.Digest) (layer oci.Digest, err error) {
 	err = c.db.Row(ctx, `SELECT j.digest FROM gear_jobs j JOIN blobs b ON b.digest = j.digest AND b.state = 1
 		JOIN links k ON k.blob_id = b.id JOIN repositories r ON r.id = k.repo_id

@@ -19,7 +19,7 @@ func NewParity(db *engine.DB) Parity { return Parity{db} }
 
 // Object is an object of the object store: a pack or a parity file.
 type Object struct {
-	// Digest is the SHA-256 of its bytes, and Size their number.
+	// Digest is the SHA-256 of its bytes, and Size is their number.
 	Digest Name
 	Size   int64
 }
@@ -95,8 +95,9 @@ func scanMember(at map[int64]*ParityGroup, add func(g *ParityGroup, o Object, st
 	}
 }
 
-// ToProtect returns the packs of which dropped layers consist, or layers that may be
-// dropped at the time due, the largest first. It leaves out packs that were found damaged.
+// ToProtect returns the packs that hold contents of dropped layers, or of layers that may
+// be dropped at the time due. The largest pack comes first. ToProtect leaves out packs
+// that were found damaged.
 func (c Parity) ToProtect(ctx context.Context, due time.Time) ([]Object, error) {
 	var out []Object
 	err := c.db.Rows(engine.Whole(ctx), `SELECT p.digest, p.size FROM gear_packs p LEFT JOIN gear_pack_checks k ON k.pack_id = p.id
@@ -140,8 +141,8 @@ func putGroup(t *engine.Tx, g *Group) error {
 	return nil
 }
 
-// otherGroup is a condition on a pack p. It says that it is in a sound group other than
-// one.
+// otherGroup is a condition on a pack p. It says that the pack is in a sound group other
+// than a given one.
 const otherGroup = `EXISTS (SELECT 1 FROM gear_parity_packs o JOIN gear_parity_groups g ON g.id = o.group_id
 	WHERE o.pack_id = p.id AND g.broken = 0 AND g.id <> ?)`
 
@@ -150,8 +151,9 @@ const otherGroup = `EXISTS (SELECT 1 FROM gear_parity_packs o JOIN gear_parity_g
 const unprotected = `EXISTS (SELECT 1 FROM gear_layer_files lf JOIN gear_files f ON f.id = lf.file_id WHERE lf.layer_id = gear_recipes.layer_id
 	AND NOT EXISTS (SELECT 1 FROM gear_parity_packs m JOIN gear_parity_groups g ON g.id = m.group_id WHERE m.pack_id = f.pack_id AND g.broken = 0))`
 
-// Drop forgets a group and reports whether it did. It keeps the group if it is the last
-// sound one of a pack of which dropped layers consist, unless last is set.
+// Drop forgets a group and reports whether it did. Unless last is set, it keeps the group
+// if one of the group's packs holds contents of a dropped layer and is in no other sound
+// group.
 func (c Parity) Drop(ctx context.Context, group int64, last bool) (dropped bool, err error) {
 	err = c.db.Write(ctx, func(t *engine.Tx) error {
 		dropped = false

@@ -99,8 +99,8 @@ func (c Recipes) LayerRecipe(ctx context.Context, d oci.Digest) (LayerRecipe, er
 	return list[0], nil
 }
 
-// LayerRecipes returns at most n layers whose states are between from and to, inclusive,
-// with digests greater than after. They are ordered by digest.
+// LayerRecipes returns at most n layers whose states lie between the states from and to,
+// inclusive, with digests greater than after. They are ordered by digest.
 func (c Recipes) LayerRecipes(ctx context.Context, from, to RecipeState, after oci.Digest, n int) ([]LayerRecipe, error) {
 	return c.recipes(ctx, `WHERE r.state BETWEEN ? AND ? AND r.digest > ? ORDER BY r.digest LIMIT ?`, int(from), int(to), string(after), n)
 }
@@ -129,8 +129,8 @@ const settledLayer = `NOT EXISTS (SELECT 1 FROM gear_layer_files lf JOIN gear_fi
 	WHERE lf.layer_id = l.id AND (p.id IS NULL OR p.dense = 0))`
 
 // ColdLayers returns at most n converted layers, with ids greater than after, ordered by
-// id. The layers have a size of least bytes or more, nobody has pulled them since before,
-// their files are in settled packs, and nothing is known about a recipe for them.
+// id. Each layer has no fewer bytes than least, nobody has pulled it since the time
+// before, its files are in settled packs, and nothing is known about a recipe for it.
 func (c Recipes) ColdLayers(ctx context.Context, before time.Time, least, after int64, n int) ([]ColdLayer, error) {
 	var out []ColdLayer
 	at := before.UnixMilli()
@@ -155,8 +155,8 @@ func (c Recipes) showing(ctx context.Context, d oci.Digest) ([]string, error) {
 	return c.db.Names(ctx, `SELECT r.name FROM blobs b JOIN links k ON k.blob_id = b.id JOIN repositories r ON r.id = k.repo_id WHERE b.digest = ?`, string(d))
 }
 
-// IsCold reports whether nobody has pulled a layer since before. It also returns which
-// repositories show the layer.
+// IsCold reports whether nobody has pulled a layer since the time before. It also returns
+// which repositories show the layer.
 func (c Recipes) IsCold(ctx context.Context, d oci.Digest, before time.Time) (is bool, repos []string, err error) {
 	at := before.UnixMilli()
 	err = c.db.Row(ctx, `SELECT EXISTS (SELECT 1 FROM gear_layers l JOIN blobs b ON b.id = l.blob_id WHERE l.digest = ? AND `+cold+`)`,
@@ -223,7 +223,7 @@ func (c Recipes) ProveRecipe(ctx context.Context, d oci.Digest, rate int64, due 
 // DropLayer makes the recipe of a proven layer replace the layer. It may be repeated. The
 // layer's object may be deleted once DropLayer has returned nil. Errors: ErrStale if the
 // layer is gone, is being deleted or has become suspect, or if one of its contents is
-// lost. With parity also ErrUnprotected if one of its packs has none.
+// lost. If parity is set, also ErrUnprotected if one of the layer's packs has no parity.
 func (c Recipes) DropLayer(ctx context.Context, d oci.Digest, parity bool) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
 		if parity {
@@ -314,9 +314,10 @@ func loseRecipes(t *engine.Tx, name, pack Name) error {
 // layer, as far as is known: the layer is dropped, or its object is damaged or missing.
 const standsIn = `(r.state >= 3 OR r.state > 0 AND NOT EXISTS (SELECT 1 FROM blobs rb WHERE rb.digest = r.digest AND rb.state = 1 AND rb.suspect = 0))`
 
-// neededPlace is a condition on a content f. It says that a dropped layer, or one whose
-// object is damaged, consists of the content, and that no layer with a sound object, as far as is known, holds it, from which
-// the content could be made again.
+// neededPlace is a condition on a content f. It says that a dropped layer, or a layer
+// whose object is damaged, needs the content. It also says that the content could not be
+// made again, because no layer that holds it has an object that is sound, as far as is
+// known.
 const neededPlace = `EXISTS (SELECT 1 FROM gear_layer_files lf JOIN gear_recipes r ON r.layer_id = lf.layer_id WHERE lf.file_id = f.id AND ` + standsIn + `)
 	AND NOT EXISTS (SELECT 1 FROM gear_layer_files lf JOIN gear_layers l ON l.id = lf.layer_id JOIN blobs b ON b.id = l.blob_id AND b.state = 1 AND b.suspect = 0
 		WHERE lf.file_id = f.id AND l.digest IS NOT NULL AND l.embedded = 0 AND NOT EXISTS (SELECT 1 FROM gear_recipes r WHERE r.layer_id = l.id AND r.state >= 3))`
@@ -328,7 +329,7 @@ func (c Recipes) PackNeeded(ctx context.Context, pack Name) (needed bool, err er
 	return needed, err
 }
 
-// Broken returns the packs of which a dropped layer consists and that were found damaged.
+// Broken returns the packs that hold contents of a dropped layer and were found damaged.
 // It also reports whether a content of the layer is lost and was not made again yet.
 func (c Recipes) Broken(ctx context.Context, d oci.Digest) (packs []Name, lost bool, err error) {
 	var bad bool // almost always nothing is damaged, and that is known at once
@@ -352,7 +353,7 @@ func (c Recipes) Broken(ctx context.Context, d oci.Digest) (packs []Name, lost b
 	return packs, lost, err
 }
 
-// AnyRecipe reports whether any layer is in the state from or beyond it.
+// AnyRecipe reports whether any layer is in the state from or in a later one.
 func (c Recipes) AnyRecipe(ctx context.Context, from RecipeState) (is bool, err error) {
 	err = c.db.Row(ctx, `SELECT EXISTS (SELECT 1 FROM gear_recipes WHERE state >= ?)`, []any{int(from)}, &is)
 	return is, err

@@ -22,7 +22,7 @@ type Record struct {
 	// Recipe is the recipe of a layer, or nil. Its state, rate and times are ignored.
 	Recipe *LayerRecipe
 	// Staged lists contents that a client uploaded into the repository Repo. They are
-	// kept until Until, unless an index that holds them arrives.
+	// kept until the time Until, unless an index that holds them arrives.
 	Repo   string
 	Staged []Name
 	Until  time.Time
@@ -166,7 +166,7 @@ func putGearPack(t *engine.Tx, now int64, writer string, p NewPack, add *layerAd
 		}
 	case err != nil:
 		return 0, err
-	case state == 3: // only if its writer had no intent
+	case state == 3: // being deleted, so its writer had no intent
 		return 0, ErrDeleting
 	case state == 2:
 		if _, err := t.Exec(`UPDATE gear_packs SET state = 1, due_at = 0, dense = ? WHERE id = ?`, p.Dense, id); err != nil {
@@ -187,8 +187,8 @@ func putGearPack(t *engine.Tx, now int64, writer string, p NewPack, add *layerAd
 }
 
 // intends returns an error if a writer's intent is no longer valid. It matters if other
-// processes share the catalogue: one that considered the writer dead may have had the
-// object deleted. Errors: ErrStale.
+// processes share the catalogue: a process that considered the writer dead may have had
+// the object deleted. Errors: ErrStale.
 func intends(t *engine.Tx, writer string, pack Name) error {
 	if !t.Shared() || writer == "" {
 		return nil
@@ -351,8 +351,8 @@ type Replacement struct {
 	Old   []int64
 	// Due is when the objects of the old packs may be deleted.
 	Due time.Time
-	// Group, if not nil, is recorded as the group of the new packs. With Parity it must
-	// not be nil if dropped layers consist of the old packs.
+	// Group, if not nil, is recorded as the group of the new packs. If Parity is set and
+	// the old packs hold contents of dropped layers, Group must not be nil.
 	Group  *Group
 	Parity bool
 }
@@ -405,7 +405,7 @@ func (c Files) Move(ctx context.Context, r Replacement) error {
 	})
 }
 
-// unneeded returns ErrStale if dropped layers consist of one of some packs.
+// unneeded returns ErrStale if one of the packs holds contents of a dropped layer.
 func unneeded(t *engine.Tx, packs []int64) error {
 	for _, id := range packs {
 		var needed bool

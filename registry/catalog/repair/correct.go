@@ -22,10 +22,10 @@ type Shown struct {
 // before. From now on no repository shows it, and the next push brings it back. Manifests
 // still name it, so that the other contents of the images that need it are not collected.
 // If the content is a Gear layer, the right to its files is kept, but has no effect until
-// the repository shows the layer again. The collector ends that right. inline says that
+// the repository shows the layer again. The collector removes the right. inline says that
 // the caller found the content in the catalogue, and not in the store. MarkAbsent returns
-// engine.ErrNotFound if that has changed. It also returns engine.ErrNotFound for a layer that consists of its recipe,
-// because the files of the layer must not be collected.
+// engine.ErrNotFound if that has changed. It also returns engine.ErrNotFound for a layer
+// that is assembled by its recipe, because the files of the layer must not be collected.
 func (c Store) MarkAbsent(ctx context.Context, d oci.Digest, inline bool) (Shown, error) {
 	var s Shown
 	err := c.db.Write(ctx, func(t *engine.Tx) error {

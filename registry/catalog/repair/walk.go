@@ -276,8 +276,8 @@ func relations() []relation {
 	return list
 }
 
-// Dangling returns at most n rows that point nowhere. It begins behind the row after, or
-// at the first row if after is nil.
+// Dangling returns at most n rows that point nowhere. It begins after the given row, or
+// with the first row if after is nil.
 func (c Store) Dangling(ctx context.Context, after *Dangling, n int) ([]Dangling, error) {
 	var out []Dangling
 	for _, rel := range relations() {

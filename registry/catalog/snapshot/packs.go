@@ -9,7 +9,7 @@ import (
 type PackObject struct {
 	ID     int64
 	Digest [32]byte
-	// Size of the object in bytes.
+	// Size is the size of the object in bytes.
 	Size int64
 }
 

@@ -59,8 +59,8 @@ type Totals struct {
 	Manifests, Blobs int64
 	// Tags of all repositories.
 	Tags int64
-	// Inline counts the contents in the snapshot itself, and Objects the contents in the
-	// store. InlineBytes and ObjectBytes are their sizes.
+	// Inline counts the contents in the snapshot itself, and Objects counts the contents
+	// in the store. InlineBytes and ObjectBytes are their sizes.
 	Inline, InlineBytes, Objects, ObjectBytes int64
 }
 

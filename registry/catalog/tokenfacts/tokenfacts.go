@@ -76,8 +76,9 @@ func scanToken(r *sql.Rows) (t Token, err error) {
 	return t, err
 }
 
-// Revoke removes the token with an id, and all tokens of a robot of that name. It returns
-// the tokens that it removed. Without any, it returns ErrNotFound.
+// Revoke compares which with ids and with names of robots. It removes the token with that
+// id, and all tokens of the robot with that name. It returns the tokens that it removed,
+// or ErrNotFound if there are none.
 func (c Tokens) Revoke(ctx context.Context, which string) (out []Token, err error) {
 	err = c.db.Write(ctx, func(t *engine.Tx) error {
 		out = nil

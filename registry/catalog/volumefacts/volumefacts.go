@@ -12,7 +12,8 @@ import (
 	"example.org/slipway/registry/catalog/engine"
 )
 
-// Store gives access to these facts. All methods may run concurrently.
+// Store gives access to what the catalogue knows about volumes. All methods may run
+// concurrently.
 type Store struct{ db *engine.DB }
 
 // New returns the Store of a database.
@@ -225,8 +226,8 @@ func (c Store) Record(ctx context.Context, id int64, rec Record) error {
 	})
 }
 
-// releaseVolumes ends an image's use of all volumes, except those whose ids but contains.
-// If no image uses a volume then, it may be removed once the time due has come.
+// releaseVolumes ends an image's use of all volumes, except the volumes whose ids are in
+// but. If no image uses a volume then, it may be removed once the time due has come.
 func releaseVolumes(t *engine.Tx, image int64, but map[int64]bool, due int64) error {
 	ids, err := t.IDs(`SELECT volume_id FROM volume_uses WHERE image_id = ?`, image)
 	if err != nil {
@@ -286,8 +287,8 @@ func (c Store) ForgetImage(ctx context.Context, id int64) (gone bool, err error)
 	return gone, err
 }
 
-// ReferrerUsed reports whether an image has a manifest as its referrer. It ignores the
-// image with the id but.
+// ReferrerUsed reports whether an image has a manifest as its referrer. but is the id of
+// an image that does not count.
 func (c Store) ReferrerUsed(ctx context.Context, repo string, referrer oci.Digest, but int64) (used bool, err error) {
 	err = c.db.Row(ctx, `SELECT EXISTS (SELECT 1 FROM volume_images WHERE repo = ? AND referrer = ? AND id <> ?)`, []any{repo, string(referrer), but}, &used)
 	return used, err
@@ -350,11 +351,11 @@ func (c Store) Keep(ctx context.Context, place, name string, until time.Time) er
 
 // Counts counts the images that should be volumes, and the volumes.
 type Counts struct {
-	// Built counts the built images, Waiting those that wait for their first attempt, and
-	// Failed those that have failed.
+	// Built counts the built images, Waiting counts the images that wait for their first
+	// attempt, and Failed counts the images that have failed.
 	Built, Waiting, Failed int64
-	// Volumes counts the volumes of the given place. Unused counts those of them that no
-	// image needs. Elsewhere counts the volumes of other places.
+	// Volumes counts the volumes of the given place. Unused counts the ones among them
+	// that no image needs. Elsewhere counts the volumes of other places.
 	Volumes, Unused, Elsewhere int64
 }
 

@@ -188,7 +188,7 @@ func (a *Archive) describe(at span, diff oci.Digest) (oci.Descriptor, error) {
 	v := diff.Verifier()
 	_, err = io.Copy(v, plain)
 	if err == nil {
-		_, err = io.Copy(io.Discard, in) // the rest, behind the compressed data
+		_, err = io.Copy(io.Discard, in) // the rest, after the compressed data
 	}
 	if err != nil {
 		return oci.Descriptor{}, err

@@ -210,7 +210,7 @@ func (fs *Fills) Admit(f *Fill, repo string) bool {
 	return true
 }
 
-// close lets in no further repositories, and returns those that were let in.
+// close lets in no further repositories, and returns the repositories that were let in.
 func (fs *Fills) close(f *Fill) []string {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -255,12 +255,13 @@ func (p Span) In(size int64) (off, end int64, err error) {
 	return p.Off, p.Off + p.N, nil
 }
 
-// Count returns the number of fills, and Memory how many bytes of them are in RAM.
+// Count returns the number of fills, and Memory returns how many bytes of them are in
+// RAM.
 func (fs *Fills) Count() int64  { return fs.count.Load() }
 func (fs *Fills) Memory() int64 { return fs.memory.Load() }
 
-// Unsettled returns a channel for each fill of a repository whose blob has been fetched and
-// is being stored. It is closed when the blob is stored.
+// Unsettled returns a channel for each fill of a repository whose blob has been fetched
+// and is being stored. Each channel is closed when its blob is stored.
 func (fs *Fills) Unsettled(repo string) (wait []<-chan struct{}) {
 	fs.mu.RLock()
 	defer fs.mu.RUnlock()

@@ -24,7 +24,7 @@ type Origin struct {
 	// has some content proves nothing until it has sent the content.
 	Guarded bool
 	Host    Host
-	// Name is the name of the repository at the upstream, and Repo its name here.
+	// Name is the name of the repository at the upstream, and Repo is its name here.
 	Name, Repo string
 }
 
@@ -40,11 +40,11 @@ type Host interface {
 	Ask(ctx context.Context, o Origin, d oci.Digest) (size int64, err error)
 	// Pulled counts bytes that came from the upstream.
 	Pulled(o Origin, n int64)
-	// Resumed notes that a download goes on after a break, and Wrong that the upstream
-	// sent something wrong. at is how many bytes there are.
+	// Resumed notes that a download goes on after a break. Wrong notes that the upstream
+	// sent something wrong. The argument named at is how many bytes there are.
 	Resumed(o Origin, d oci.Digest, at int64)
 	Wrong(o Origin, d oci.Digest, at int64, err error)
-	// Fetched notes that a blob was fetched, and Failed that it could not be.
+	// Fetched notes that a blob was fetched. Failed notes that it could not be fetched.
 	Fetched(o Origin, d oci.Digest, bytes int64, took time.Duration)
 	Failed(o Origin, d oci.Digest, err error)
 }
@@ -64,7 +64,7 @@ type Options struct {
 	MemoryBytes int64
 	// KeepFree is how many bytes of Dir's disk must stay free.
 	KeepFree int64
-	// Linger is how long a blob is fetched on after its last reader has left.
+	// Linger is how long the fetching of a blob goes on after its last reader has left.
 	Linger time.Duration
 	// Patience is how long a client waits for an upstream that is busy or whose
 	// connections break.

@@ -79,7 +79,8 @@ func (p *passage) take(n int) error {
 	return p.emit(b[:free], at)
 }
 
-// emit sends those bytes of b that belong to the part. at is the offset of b in the blob.
+// emit sends those bytes of b that belong to the part. The argument named at is the
+// offset of b in the blob.
 func (p *passage) emit(b []byte, at int64) error {
 	from, to := max(p.off, at), min(p.end, at+int64(len(b)))
 	if from >= to {

@@ -62,7 +62,7 @@ var ranges = []struct {
 
 var (
 	nat64  = netip.MustParsePrefix("64:ff9b::/96") // RFC 6052: an IPv4 address at the end
-	sixto4 = netip.MustParsePrefix("2002::/16")    // RFC 3056: an IPv4 address behind it
+	sixto4 = netip.MustParsePrefix("2002::/16")    // RFC 3056: an IPv4 address after it
 )
 
 // classOf classifies an address, even if another address wraps it.

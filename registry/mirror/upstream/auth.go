@@ -33,7 +33,7 @@ const (
 )
 
 // keyring holds what an endpoint accepts, and our credentials for it. The first challenge
-// says how to authenticate. From then on requests carry that.
+// says how to authenticate. From then on requests authenticate in that way.
 type keyring struct {
 	e   *endpoint
 	ask client.CredentialFunc
@@ -188,8 +188,9 @@ func (k *keyring) entry(repo string) *token {
 	return t
 }
 
-// evict makes room. It removes all tokens that have expired, or else any. It keeps a
-// token that is about to be fetched, because of what the challenge said. k.mu is held.
+// evict makes room. It removes all expired tokens, or any token if none has expired. It
+// keeps a token that is about to be fetched, because of what the challenge said. k.mu is
+// held.
 func (k *keyring) evict() {
 	now := k.e.up.clock()
 	done := func(t *token) bool { return t.fetch == nil && (t.value != "" || !t.errUntil.IsZero()) }
@@ -248,7 +249,7 @@ func (k *keyring) bearer(ctx context.Context, repo, refused string) (string, err
 			// arrives.
 			t.got, t.until = now, now.Add(life-min(life/4, 30*time.Second))
 			t.err, t.errUntil = nil, time.Time{}
-		case ctx.Err() != nil: // which is nobody else's failure
+		case ctx.Err() != nil: // the caller gave up, which is no failure for the others
 			t.err, t.errUntil = nil, now
 		default:
 			t.err, t.errUntil = err, k.e.up.clock().Add(failureLife)

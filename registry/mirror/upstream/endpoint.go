@@ -198,7 +198,7 @@ type ask struct {
 	header http.Header // belongs to the request from then on
 }
 
-// ask returns a request for something of a repository, as we call it.
+// ask returns a request for r. It adds the endpoint's prefix to the repository's name.
 func (e *endpoint) ask(method string, r oci.Request) ask {
 	r.Repo = e.prefix + r.Repo
 	u := *e.base

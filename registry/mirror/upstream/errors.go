@@ -48,7 +48,7 @@ type Error struct {
 	Kind Kind
 	// Upstream is the upstream's name.
 	Upstream string
-	// Status is the upstream's HTTP status, 0 where it gave none.
+	// Status is the upstream's HTTP status, or 0 if it gave none.
 	Status int
 	// RetryAfter is how long to wait before asking again, for Busy and Unavailable. 0
 	// means that asking again at once makes sense.
@@ -56,10 +56,10 @@ type Error struct {
 	// Err is the cause, for logs. It may be nil.
 	Err error
 
-	what string   // was asked for: "manifest v1 of library/nginx"
+	what string   // what was requested: "manifest v1 of library/nginx"
 	code oci.Code // the error code for what is not found
 	slow bool     // it took a timeout to find out
-	sure bool     // the endpoint itself says so, and is not in trouble
+	sure bool     // the endpoint itself says so, and works as it should
 }
 
 // KindOf returns the kind of an upstream's error, or 0 for any other error.

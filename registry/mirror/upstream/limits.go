@@ -26,7 +26,8 @@ const (
 	// after the others.
 	firstPenalty   = time.Second
 	longestPenalty = 30 * time.Second
-	// blame is that time for an endpoint that delivered wrong content.
+	// blame is how long an endpoint that delivered wrong content is tried after the
+	// others.
 	blame = 30 * time.Second
 	// slowFails is the number of consecutive timeouts after which requests to an endpoint
 	// fail at once, except one at a time.
@@ -165,7 +166,8 @@ func (h *health) failed(err error, slow bool) {
 	}
 }
 
-// doubled returns first, doubled n-1 times, but no more than longest.
+// doubled returns the duration first after doubling it n-1 times, but no more than
+// longest.
 func doubled(first, longest time.Duration, n int) time.Duration {
 	for ; n > 1 && first < longest; n-- {
 		first *= 2

@@ -73,7 +73,7 @@ func together(endpoints []Endpoint) State {
 type Status struct {
 	// Name is the upstream's.
 	Name string `json:"name"`
-	// State follows from those of the endpoints.
+	// State follows from the states of the endpoints.
 	State State `json:"state"`
 	// Endpoints are the mirrors and, last, the upstream itself.
 	Endpoints []Endpoint `json:"endpoints"`
@@ -83,7 +83,7 @@ type Status struct {
 	// redirects. Failures counts the failed ones among them.
 	Requests int64 `json:"requests"`
 	Failures int64 `json:"failures"`
-	// Bytes that were received, of bodies.
+	// Bytes is how many bytes of bodies were received.
 	Bytes int64 `json:"bytes"`
 	// Active is how many requests are under way.
 	Active int `json:"active"`
@@ -104,7 +104,7 @@ type Endpoint struct {
 	// BackoffUntil is the end of the pause that the endpoint asked for, or zero if it did
 	// not.
 	BackoffUntil time.Time `json:"backoff_until,omitzero"`
-	// Requests counts requests, and Failures the failed ones among them.
+	// Requests counts requests, and Failures counts the failed ones among them.
 	Requests int64 `json:"requests"`
 	Failures int64 `json:"failures"`
 	// Latency is the time until an answer begins, smoothed over some ten answers.
@@ -145,15 +145,15 @@ func (h *health) status() Endpoint {
 func (h *health) state(now time.Time) State {
 	switch {
 	case now.Before(h.blamed):
-		return Failing // other content may be right, and still
+		return Failing // even if other content is right
 	case now.Before(h.lastUntil()) && h.last != Failing:
 		return LeftAlone // requests that it does not count may be answered meanwhile
 	}
 	return h.last
 }
 
-// metrics are the metrics of an upstream. Its name is a constant label of each, so that
-// those of several upstreams can be registered together.
+// metrics are the metrics of an upstream. The upstream's name is a constant label of
+// each, so that the metrics of several upstreams can be registered together.
 type metrics struct {
 	results map[string]prometheus.Counter
 	tokens  map[string]prometheus.Counter

@@ -69,8 +69,8 @@ type Options struct {
 	// TLS is for connections to the endpoints; nil means the defaults. Its certificates,
 	// authorities and InsecureSkipVerify apply to no other host.
 	TLS *tls.Config
-	// OtherRoots certify the hosts that redirects lead to and token services
-	// elsewhere; nil means the system's.
+	// OtherRoots certify token services elsewhere, and the hosts that redirects lead to;
+	// nil means the system's.
 	OtherRoots *x509.CertPool
 	// Proxy chooses an HTTP proxy for a request; nil means the environment's. A proxy
 	// resolves names itself, so addresses that redirects lead to are checked only if they
@@ -88,8 +88,8 @@ type Options struct {
 	// Redirects are addresses, besides the public ones, that redirects and token
 	// services may lead to.
 	Redirects []netip.Prefix
-	// PublicOnly guards the endpoints themselves like redirects, because somebody other
-	// than the configuration chose the host.
+	// PublicOnly guards the endpoints themselves in the same way as redirects, because
+	// somebody other than the configuration chose the host.
 	PublicOnly bool
 	// ConnectTimeout bounds a connection, and then a TLS handshake; 0 means 5 s.
 	ConnectTimeout time.Duration
@@ -281,8 +281,8 @@ func (u *Upstream) rounds(ctx context.Context, q quota, op func(*endpoint) error
 	}
 }
 
-// passing reports whether an error may be gone in a moment. An error that took a while
-// may not, nor one of the upstream's configuration or ours.
+// passing reports whether an error may be gone in a moment. It returns false for an error
+// that took a while, and for an error in the configuration of the upstream or in ours.
 func passing(err error) bool {
 	var e *Error
 	var cert *tls.CertificateVerificationError

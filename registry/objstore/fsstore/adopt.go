@@ -17,8 +17,8 @@ const copyStep = 256 << 10
 // errNotRegular is the error for a file that cannot be adopted.
 var errNotRegular = errors.New("it is no regular file")
 
-// AdoptFile makes a file an object. See [objstore.Adopter]. It removes permissions that
-// the store's own files do not have.
+// AdoptFile turns a file into an object. See [objstore.Adopter]. It removes permissions
+// that the store's own files do not have.
 //
 // A file with a second name is copied, because whoever knows that name could write to the
 // object.
@@ -44,7 +44,7 @@ func (s *Store) adopt(ctx context.Context, key, path string) error {
 		return err
 	}
 	f := os.NewFile(uintptr(fd), base)
-	defer f.Close() // read from, and synced where it counts
+	defer f.Close() // nothing is written to it, and it is synced below
 	var st, own unix.Stat_t
 	if err := errors.Join(unix.Fstat(fd, &st), unix.Fstat(s.staging, &own)); err != nil {
 		return err
@@ -71,7 +71,7 @@ func (s *Store) adopt(ctx context.Context, key, path string) error {
 	return s.spaceError(err)
 }
 
-// copyIn makes a file of exactly size bytes an object by copying it.
+// copyIn makes an object by copying a file, which has exactly size bytes.
 func (s *Store) copyIn(ctx context.Context, key string, f *os.File, size int64) error {
 	u := s.newUpload(size)
 	buf := make([]byte, min(copyStep, max(size, 1)))

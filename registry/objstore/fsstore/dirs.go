@@ -12,21 +12,21 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// maxDurable is the number of directories remembered as durable without being
-// in use. An entry takes about 150 bytes. The directories above blobs are
-// under 300, those of repositories a few each.
+// maxDurable is the number of directories remembered as durable without being in use. An
+// entry takes about 150 bytes. There are fewer than 300 directories above blobs, and a
+// few directories for each repository.
 const maxDurable = 16384
 
 // placeAttempts bounds how often place starts again because another process removed a
 // directory under it.
 const placeAttempts = 100
 
-// dirTable knows the directories that commits are using, which must not be
-// removed, and those whose entry in their parent is durable, which need no
-// fsync of the parent. The zero value is ready.
+// dirTable knows the directories that commits are using, which must not be removed. It
+// also knows the directories whose entry in their parent is durable, so that the parent
+// needs no fsync. The zero value is ready.
 //
-// A directory that is in use is not removed by this process. Hence it stays durable while it is
-// in use, once it was found to be durable.
+// A directory that is in use is not removed by this process. Hence it stays durable while
+// it is in use, once it was found to be durable.
 type dirTable struct {
 	mu sync.Mutex
 	m  map[string]*dirState
@@ -156,9 +156,9 @@ func (s *Store) release(l *lease) {
 	}
 }
 
-// place makes the file name in the directory from the object key, durably. The
-// file's data must be durable already. With ifAbsent the error is EEXIST if
-// there is something under the key.
+// place durably turns a file into the object with the given key. The file is called name
+// and lies in the directory from. The file's data must be durable already. If ifAbsent is
+// set and there is something under the key, the error is EEXIST.
 func (s *Store) place(from int, name, key string, ifAbsent bool) (err error) {
 	dir, base := split(key)
 	l := s.dirs.acquire(dir)
@@ -216,7 +216,8 @@ func (s *Store) makeDir(l *lease, dir string) (fd int, err error) {
 	return openat(pfd, base, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 }
 
-// rename moves the file name in the directory from to base in dirfd.
+// rename moves a file to another directory. The file name in the directory from becomes
+// the file base in the directory dirfd.
 func (s *Store) rename(from int, name string, dirfd int, base string, ifAbsent bool) error {
 	if !ifAbsent {
 		err := unix.Renameat(from, name, dirfd, base)
@@ -254,8 +255,9 @@ func moveDirAside(dirfd int, base string) error {
 	return nil
 }
 
-// syncDirs makes the entries of the lease's directory fd durable, and that
-// directory itself with all above it as far as they are not.
+// syncDirs makes the entries of the lease's directory fd durable. It also makes the entry
+// of that directory durable, and the entries of the directories above it, unless they are
+// durable already.
 //
 // The order does not matter after a power cut, because an object can be reached only if
 // its whole chain of directories is on the disk. Bottom up is cheapest: on ext4, XFS and

@@ -79,7 +79,7 @@ const (
 	lostFound = "lost+found"
 )
 
-// Options of a Store. The zero value is good.
+// Options are the options of a Store. The zero value works.
 type Options struct {
 	// DirMode is the mode of directories the store makes, before the umask.
 	// Default 0700: objects may be private.
@@ -87,12 +87,12 @@ type Options struct {
 	// FileMode is the mode of files the store makes, before the umask.
 	// Default 0600.
 	FileMode fs.FileMode
-	// Dirs are directories that objects will be in. New refuses a store in which one
-	// of them, or what is directly below it, is a symbolic link or another file system.
-	// Default none: the first object there finds out.
+	// Dirs are directories that objects will be in. New refuses a store in which one of
+	// them, or what is directly below it, is a symbolic link or another file system. By
+	// default nothing is checked, and the first object there fails instead.
 	Dirs []string
-	// KeepFree is how many bytes of the disk uploads and Puts leave free. A write that
-	// would leave less fails with ErrNoSpace. Default 0.
+	// KeepFree is how many bytes of the disk must stay free. A write or a Put that would
+	// leave less fails with ErrNoSpace. Default 0.
 	KeepFree int64
 }
 
@@ -205,7 +205,7 @@ func (s *Store) Close() error {
 	return err
 }
 
-// begin is the check every method starts with.
+// begin makes the checks with which every method starts.
 func (s *Store) begin(ctx context.Context) error {
 	if s.closed.Load() {
 		return fmt.Errorf("object store %s: %w", s.root, fs.ErrClosed)
@@ -224,10 +224,10 @@ func (s *Store) beginKey(ctx context.Context, key string) error {
 	return s.begin(ctx)
 }
 
-// reserved reports whether a name at the root is never that of an object.
+// reserved reports whether no object may have a name at the root.
 func reserved(top string) bool { return top == stagingDir || top == lostFound }
 
-// Get opens n bytes of an object from off. See [objstore.Store].
+// Get opens n bytes of an object from the offset off. See [objstore.Store].
 func (s *Store) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
 	if err := s.beginKey(ctx, key); err != nil {
 		return nil, err

@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// checkLayout makes sure that files can be renamed from the staging directory to
-// each of the directories dirs and what is directly below them, as far as these
-// exist. A symbolic link on the way would make objects look missing, and behind a
-// mount every commit would fail.
+// checkLayout makes sure that files can be renamed from the staging directory to each of
+// the directories in dirs and to what is directly below them, as far as these exist. A
+// symbolic link on the way would make objects look missing. Below a mount every commit
+// would fail.
 func (s *Store) checkLayout(dirs []string) error {
 	for _, dir := range append([]string{stagingDir}, dirs...) {
 		if err := s.checkWay(dir); err != nil {

@@ -29,7 +29,7 @@ func newResolver(root string) (resolver, error) {
 	switch err {
 	case nil:
 		return r, unix.Close(fd)
-	case unix.ENOSYS, unix.EPERM: // Linux before 5.6; seccomp filters answer either
+	case unix.ENOSYS, unix.EPERM: // Linux before 5.6 answers ENOSYS, and a seccomp filter may answer either
 		r.walk = true
 		return r, nil
 	}

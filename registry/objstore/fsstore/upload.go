@@ -22,9 +22,9 @@ const (
 	writebackStep = 8 << 20
 	// minReserve is the smallest sizeHint, in bytes, that is reserved on the disk.
 	minReserve = 1 << 20
-	// The space reserved beyond the bytes that have arrived is as large as these bytes,
-	// within these bounds. The size hint is only a client's claim, which must not fill
-	// the disk before the bytes come.
+	// Beyond the bytes that have arrived, an upload reserves as much space again, but at
+	// least minAhead and at most maxAhead. The size hint is only a client's claim, which
+	// must not fill the disk before the bytes come.
 	minAhead = 8 << 20
 	maxAhead = 1 << 30
 	// sweepBatch is the number of staging files SweepUploads reads at once.
@@ -58,8 +58,8 @@ func (s *Store) newUpload(sizeHint int64) *upload {
 	return u
 }
 
-// NewUpload begins an upload. See [objstore.Store]. That the disk is too full
-// for sizeHint is reported by the first Write.
+// NewUpload begins an upload. See [objstore.Store]. If the disk is too full for sizeHint,
+// the first Write reports that.
 func (s *Store) NewUpload(ctx context.Context, sizeHint int64) (objstore.Upload, error) {
 	if err := s.begin(ctx); err != nil {
 		return nil, err
@@ -210,8 +210,8 @@ func (u *upload) open() error {
 	return nil
 }
 
-// reserve reserves disk space for the bytes up to end and for some of what is announced
-// to follow. So a lack of space shows before gigabytes have been received.
+// reserve reserves disk space for the bytes up to the offset end and for some of what is
+// announced to follow. So a lack of space shows before gigabytes have been received.
 func (u *upload) reserve(end int64) error {
 	// Without a reservation, the bytes up to the size are already in the file.
 	from := max(u.reserved, u.size)
@@ -232,7 +232,7 @@ func (u *upload) reserve(end int64) error {
 		u.reserved = to // it may have got a part
 		return errors.Join(err, u.giveBack())
 	default:
-		u.hint = 0 // not supported by the file system is no error
+		u.hint = 0 // it is no error that the file system does not support this
 	}
 	return nil
 }
@@ -275,7 +275,7 @@ func (u *upload) giveBack() error {
 	return nil
 }
 
-// Tag is "": files have none.
+// Tag returns "", because files have no tags.
 func (u *upload) Tag() string { return "" }
 
 // Suspend keeps the file and closes it. See [objstore.Upload]. It does not
@@ -298,7 +298,7 @@ func (u *upload) Suspend(context.Context) (string, error) {
 	return u.id, nil
 }
 
-// Commit makes the upload the object key. See [objstore.Upload].
+// Commit turns the upload into the object with the given key. See [objstore.Upload].
 func (u *upload) Commit(ctx context.Context, key string) error {
 	if u.lost != nil {
 		return u.lost

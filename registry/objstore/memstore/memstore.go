@@ -24,7 +24,7 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// Options of a Store. The zero value is good.
+// Options are the options of a Store. The zero value works.
 type Options struct {
 	// MaxBytes bounds the sum of all objects and uploads, in bytes; a write
 	// beyond it is ErrNoSpace. Default 0: no bound but the machine's memory.
@@ -91,7 +91,7 @@ func (s *Store) find(ctx context.Context, key string) (entry, objstore.Info, err
 	return e, objstore.Info{Key: key, Size: int64(len(e.data)), ModTime: e.mod, Tag: e.tag}, nil
 }
 
-// Get opens n bytes of an object from off. See [objstore.Store].
+// Get opens n bytes of an object from the offset off. See [objstore.Store].
 func (s *Store) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -375,7 +375,7 @@ func (u *upload) Suspend(context.Context) (string, error) {
 	return u.state, nil
 }
 
-// Commit makes the bytes an object. See [objstore.Upload].
+// Commit turns the bytes into an object. See [objstore.Upload].
 func (u *upload) Commit(ctx context.Context, key string) error {
 	u.s.mu.Lock()
 	defer u.s.mu.Unlock()

@@ -54,7 +54,7 @@ func Faulty(inner objstore.Store, f Faults) objstore.Store {
 	return s
 }
 
-// around calls do between the hooks.
+// around calls the function do between the hooks.
 func (f *Faults) around(op, key string, do func() error) error {
 	if f.Before != nil {
 		if err := f.Before(op, key); err != nil {
@@ -139,7 +139,7 @@ func (s *faulty) upload(op, key string, do func() (objstore.Upload, error)) (obj
 		return err
 	})
 	if err != nil {
-		if u != nil { // nobody will hold it; a resumed one stays resumable
+		if u != nil { // the caller does not get it; a resumed upload stays resumable
 			_, _ = u.Suspend(context.Background())
 		}
 		return nil, err

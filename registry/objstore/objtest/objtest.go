@@ -180,8 +180,8 @@ func (t *suite) wantObject(key string, want []byte) {
 	}
 }
 
-// wantRange checks n bytes of an object from off, read with Read and with WriteTo, and the size of
-// the whole object.
+// wantRange checks n bytes of an object from the offset off, read with Read and with
+// WriteTo, and the size of the whole object.
 func (t *suite) wantRange(key string, off, n int64, want []byte, size int64) {
 	t.Helper()
 	for _, way := range []struct {

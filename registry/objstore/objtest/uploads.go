@@ -46,7 +46,7 @@ func (t *suite) uploadEmpty() {
 
 // uploadSizeHint checks that the size hint does not bind.
 func (t *suite) uploadSizeHint() {
-	size := min(t.opts.LargeSize, 3<<20) // many segments of a store with small ones take long
+	size := min(t.opts.LargeSize, 3<<20) // a store with small segments would take long for many of them
 	data := Content(1, size)
 	for _, hint := range []int{-1, 0, 10, 2 * size / 3, 20 * size} {
 		u, err := t.s.NewUpload(t.Context(), int64(hint))

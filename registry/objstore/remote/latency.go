@@ -10,12 +10,12 @@ import (
 const (
 	// samples is the number of the latest reads over which the percentile is taken.
 	samples = 256
-	// refresh is the number of reads after which the percentile is taken again, and how
-	// many the first one needs.
+	// refresh is the number of reads after which the percentile is taken again. The first
+	// percentile needs as many reads.
 	refresh = 32
-	// hedgeShare is how many hedges each read adds to the budget, and hedgeBurst the most
-	// the budget holds. So hedges add at most 5 % load, and there is no storm when all
-	// reads become slow at once.
+	// hedgeShare is how many hedges each read adds to the budget, and hedgeBurst is the
+	// most that the budget holds. So hedges add at most 5 % load, and there is no storm
+	// when all reads become slow at once.
 	hedgeShare = 0.05
 	hedgeBurst = 10
 )

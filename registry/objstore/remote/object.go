@@ -21,7 +21,7 @@ type Object struct {
 
 var _ objstore.Object = (*Object)(nil)
 
-// NewObject returns n bytes from off on. Close closes the body.
+// NewObject returns n bytes from the offset off on. Close closes the body.
 func NewObject(info objstore.Info, body io.ReadCloser, off, n int64) *Object {
 	return &Object{info: info, body: body, off: off, left: n}
 }

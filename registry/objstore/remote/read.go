@@ -22,8 +22,8 @@ const (
 // errStalled is the cause of the end of a stream that stalled.
 var errStalled = errors.New("the object store stopped sending")
 
-// Get opens n bytes of an object from off. See [objstore.Store]. It returns when
-// the first byte is there.
+// Get opens n bytes of an object from the offset off. See [objstore.Store]. It returns
+// when the first byte is there.
 func (s *Store) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
 	begin := time.Now()
 	st, err := s.open(ctx, key, off, n)
@@ -219,7 +219,7 @@ type object struct {
 	off     int64 // of the next byte
 	left    int64
 	got     int64 // bytes read since the last resume
-	resumes int   // in a row, that brought little
+	resumes int   // consecutive resumes that brought little
 	closed  bool
 	lost    error // why it cannot go on
 }

@@ -1,5 +1,5 @@
-// Package remote makes an object store behind a network usable that is sometimes slow,
-// says that it is busy, breaks connections or stalls.
+// Package remote makes an object store behind a network usable, although the store is
+// sometimes slow, says that it is busy, breaks connections or stalls.
 //
 // [Wrap] adds these to any [objstore.Store], so that no driver needs them itself:
 //
@@ -63,14 +63,14 @@ const (
 	resumeStep = 64 << 10
 )
 
-// Options of a Store. The zero value is good.
+// Options are the options of a Store. The zero value works.
 type Options struct {
 	// Driver is the label "driver" of the metrics. Default "remote".
 	Driver string
 	// Retry is shared with the driver. Default: a new one.
 	Retry *Retry
 	// Concurrent is how many operations may run at once. A Get counts until its first
-	// byte, an upload while it is begun and committed. Default 512.
+	// byte. An upload counts while it is begun and while it is committed. Default 512.
 	Concurrent int
 	// Wait is how long an operation waits for others to end before it fails with a
 	// BusyError. Default 10 s.

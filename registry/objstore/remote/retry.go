@@ -23,12 +23,12 @@ const (
 	defaultBurst = 50
 )
 
-// RetryOptions of a Retry. The zero value is good.
+// RetryOptions are the options of a Retry. The zero value works.
 type RetryOptions struct {
 	// Tries is how often an operation is tried at most. Default 5.
 	Tries int
-	// First is the first pause and Most the longest, even if the store asks for a longer
-	// one. Pauses double, and vary by half. Default 100 ms and 10 s.
+	// First is the first pause, and Most is the longest, even if the store asks for a
+	// longer one. Pauses double, and vary by half. Default 100 ms and 10 s.
 	First, Most time.Duration
 	// Share is how many retries each operation adds to the budget. Default 0.1.
 	Share float64
@@ -63,7 +63,7 @@ func (r *Retry) Do(ctx context.Context, f func(context.Context) error) error {
 	return r.run(ctx, func() {}, f)
 }
 
-// run is like Do, and also calls again before each retry.
+// run is like Do, and also calls the function again before each retry.
 func (r *Retry) run(ctx context.Context, again func(), f func(context.Context) error) error {
 	r.budget.add()
 	pauses := r.pauses()
@@ -86,7 +86,7 @@ func (r *Retry) pauses() *backoff.ExponentialBackOff {
 }
 
 // pause waits before a retry. It returns false if ctx has ended or would end before the
-// pause: the error at hand says more than a deadline.
+// pause, because the error at hand says more than a deadline.
 func (r *Retry) pause(ctx context.Context, pauses *backoff.ExponentialBackOff, err error) bool {
 	d := pauses.NextBackOff()
 	var busy *objstore.BusyError

@@ -18,7 +18,7 @@ const (
 	copyPart = 1 << 30
 )
 
-// Commit makes the upload an object. See [objstore.Upload].
+// Commit turns the upload into an object. See [objstore.Upload].
 func (u *upload) Commit(ctx context.Context, key string) error {
 	if u.lost != nil {
 		return u.lost
@@ -159,7 +159,8 @@ func (s *Store) newMultipart(ctx context.Context, key string) (id string, err er
 	return id, err
 }
 
-// copyRange copies n bytes of an object, from off on, into a part of a multipart upload.
+// copyRange copies n bytes of an object, from the offset off on, into a part of a
+// multipart upload.
 func (s *Store) copyRange(ctx context.Context, from, key, uploadID string, number int, off, n int64) (p minio.CompletePart, err error) {
 	err = s.repeat(ctx, func(ctx context.Context) error {
 		return s.call(ctx, "copy part", func(ctx context.Context) (err error) {
@@ -178,7 +179,7 @@ func (s *Store) complete(ctx context.Context, key, uploadID string, parts []mini
 	tries := 0
 	err = s.repeat(ctx, func(ctx context.Context) error {
 		err := s.call(ctx, "complete multipart upload", func(ctx context.Context) error {
-			tries++ // call itself may make two
+			tries++ // call may run this twice
 			o, err := s.core.CompleteMultipartUpload(ctx, s.bucket, s.root+key, uploadID, parts, minio.PutObjectOptions{})
 			if err == nil {
 				err, etag = s.proof(o.ETag), o.ETag

@@ -33,7 +33,7 @@ const (
 )
 
 // refreshPause is the shortest time between two searches for new credentials after a
-// refusal, so that not every refused request makes one.
+// refusal, so that there is not one search for every refused request.
 const refreshPause = time.Second
 
 // keys holds the store's credentials. Credentials from files, the environment and the

@@ -38,8 +38,8 @@ const (
 
 // call runs one operation against the server and translates its error into one of the
 // contract. It runs f again if the server refused the credentials and there are new ones,
-// or if it had closed the connection before the request came. So f must be able to run
-// twice.
+// or if the server had closed the connection before the request came. So f must be able
+// to run twice.
 func (s *Store) call(ctx context.Context, what string, f func(context.Context) error) error {
 	for try := 0; ; try++ {
 		if err := ctx.Err(); err != nil {
@@ -83,7 +83,7 @@ func (s *Store) translate(ctx context.Context, x *exchange, err error) error {
 	var busy *objstore.BusyError
 	var refused *conditionError
 	if errors.As(err, &busy) || errors.As(err, &refused) {
-		return err // said by the operation itself
+		return err // the operation itself has made this error
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -41,7 +41,7 @@ func (s *Store) List(ctx context.Context, prefix, after string) iter.Seq2[objsto
 	}
 }
 
-// list walks objects of the bucket by their full names, behind root+after.
+// list walks objects of the bucket by their full names, beginning after root+after.
 func (s *Store) list(ctx context.Context, prefix, after string) iter.Seq2[minio.ObjectInfo, error] {
 	return func(yield func(minio.ObjectInfo, error) bool) {
 		owner := false
@@ -86,9 +86,10 @@ func (s *Store) list(ctx context.Context, prefix, after string) iter.Seq2[minio.
 }
 
 // SweepUploads drops uploads that nobody continued. See [objstore.UploadSweeper]. It
-// keeps uploads that are open in this process. It knows those that are open in another
-// one only by their age, so before must be longer ago than any pause between two parts.
-// It sweeps all multipart uploads below the prefix, whoever began them.
+// keeps uploads that are open in this process. It recognises uploads that are open in
+// another process only by their age, so the time before must be longer ago than any pause
+// between two parts. It sweeps all multipart uploads below the prefix, whoever began
+// them.
 func (s *Store) SweepUploads(ctx context.Context, before time.Time, keep func(state string) bool) (n int, bytes int64, err error) {
 	if err := s.begin(ctx); err != nil {
 		return 0, 0, err
@@ -117,7 +118,7 @@ type sweep struct {
 // staging is what is listed of one upload.
 type staging struct {
 	id    string
-	names []string // of the bucket, those of states first
+	names []string // full names in the bucket, those of states first
 	bytes int64
 	keep  bool
 }
@@ -223,7 +224,7 @@ func (sw *sweep) abort(ctx context.Context, up minio.ObjectMultipartInfo) error 
 	return nil
 }
 
-// parts returns how many bytes a multipart upload has, and when it got the last.
+// parts returns how many bytes a multipart upload has, and when its newest part arrived.
 func (s *Store) parts(ctx context.Context, name, uploadID string) (bytes int64, newest time.Time, err error) {
 	for mark := 0; ; {
 		var page minio.ListObjectPartsResult

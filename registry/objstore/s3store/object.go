@@ -18,16 +18,17 @@ import (
 )
 
 const (
-	// readAhead is how many bytes a small ReadAt fetches. A request costs as much as some
-	// hundred kilobytes more.
+	// readAhead is how many bytes a small ReadAt fetches. One more request costs as much
+	// as some hundred kilobytes more.
 	readAhead = 512 << 10
 	// fetchTime and fetchRate, in bytes a second, bound one read at an offset.
 	fetchTime = 30 * time.Second
 	fetchRate = 256 << 10
 )
 
-// Get opens n bytes of an object from off, by one request. See [objstore.Store].
-// A body that the server cuts off is [io.ErrUnexpectedEOF] to the reader.
+// Get opens n bytes of an object from the offset off, by one request. See
+// [objstore.Store]. A body that the server cuts off is [io.ErrUnexpectedEOF] to the
+// reader.
 func (s *Store) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
 	if err := s.beginKey(ctx, key); err != nil {
 		return nil, err
@@ -82,7 +83,8 @@ func (s *Store) emptyRange(ctx context.Context, key string) (*remote.Object, err
 	return remote.NewObject(info, http.NoBody, 0, 0), nil
 }
 
-// opened checks the answer to a GET of n bytes from off and returns the object.
+// opened checks the answer to a GET of n bytes from the offset off and returns the
+// object.
 func opened(key string, body io.ReadCloser, info minio.ObjectInfo, contentRange string, off, n int64) (*remote.Object, error) {
 	first, length, size := int64(0), info.Size, info.Size
 	if contentRange != "" {

@@ -93,9 +93,9 @@ const (
 	conflictTries = 5
 )
 
-// Options of a Store. Endpoint and Bucket are needed.
+// Options are the options of a Store. Endpoint and Bucket are required.
 type Options struct {
-	// Endpoint is host or host:port of the server; a URL is taken too, whose scheme
+	// Endpoint is the host or host:port of the server. It may also be a URL, whose scheme
 	// then overrides Secure.
 	Endpoint string
 	// Bucket holds the objects. It must exist.
@@ -106,8 +106,8 @@ type Options struct {
 	// not Amazon.
 	Region string
 
-	// Credentials says where they come from. Default: AccessKey if it is set, else
-	// the environment, the shared file, the cloud.
+	// Credentials says where the credentials come from. Default: AccessKey if it is set,
+	// else the environment, the shared file, the cloud.
 	Credentials Source
 	// AccessKey, SecretKey and SessionToken are static credentials.
 	AccessKey, SecretKey, SessionToken string
@@ -120,15 +120,15 @@ type Options struct {
 	CAFile string
 	// SkipVerify accepts any certificate: for tests.
 	SkipVerify bool
-	// PathStyle puts the bucket into the path of URLs. Default false: into the host
-	// name at Amazon and Google, else into the path.
+	// PathStyle puts the bucket into the path of URLs. By default the bucket is in the
+	// host name at Amazon and Google, and in the path elsewhere.
 	PathStyle bool
 
 	// Encrypt is "", "AES256" (the server's keys) or "aws:kms".
 	Encrypt string
 	// KMSKeyID is the key for aws:kms. Default: the bucket's.
 	KMSKeyID string
-	// StorageClass of new objects. Default: the bucket's.
+	// StorageClass is the storage class of new objects. Default: the bucket's.
 	StorageClass string
 
 	// PartSize is the size of a part of large uploads, in bytes. Default 16 MiB, at
@@ -165,7 +165,7 @@ type Store struct {
 	repeat       func(context.Context, func(context.Context) error) error
 	memory       memory
 	transport    http.RoundTripper
-	seen         atomic.Int64 // when the bucket last answered, clock()
+	seen         atomic.Int64 // when the bucket last answered, by clock()
 	started      time.Time
 	closed       atomic.Bool
 
@@ -284,7 +284,7 @@ func (o *Options) encryption() (encrypt.ServerSide, error) {
 // probe finds out whether the bucket can be written and honours If-None-Match. Once the
 // object is there, that takes one request.
 func (s *Store) probe(ctx context.Context) error {
-	for range 2 { // the first one may make it
+	for range 2 { // the first try may create the object
 		err := s.repeat(ctx, func(ctx context.Context) error { return s.putOnce(ctx, s.root+probeKey, nil, true) })
 		switch {
 		case errors.Is(err, objstore.ErrExist):
@@ -323,7 +323,7 @@ func (s *Store) Close() error {
 // clock returns a time that does not go back, for the age of what was seen.
 func (s *Store) clock() int64 { return int64(time.Since(s.started)) + 1 }
 
-// begin is the check every method starts with.
+// begin makes the checks with which every method starts.
 func (s *Store) begin(ctx context.Context) error {
 	if s.closed.Load() {
 		return fmt.Errorf("%s: %w", s.where, fs.ErrClosed)
@@ -515,7 +515,7 @@ func (s *Store) Move(ctx context.Context, from, to string) error {
 	} else {
 		err = s.repeat(ctx, func(ctx context.Context) error { return s.copySmall(ctx, from, to) })
 	}
-	if err == nil { // before the only other copy goes
+	if err == nil { // checked before the only other copy is deleted
 		err = s.repeat(ctx, func(ctx context.Context) error {
 			return s.call(ctx, "look for object "+to, func(ctx context.Context) error { return s.confirm(ctx, s.root+to, info.Size) })
 		})
@@ -542,8 +542,8 @@ func (s *Store) copySmall(ctx context.Context, from, to string) error {
 	})
 }
 
-// URL signs an address for GET. See [objstore.Redirector]. It cuts times to a week, which
-// is the most that the signature allows, and rounds them up to a second.
+// URL signs an address for GET. See [objstore.Redirector]. It shortens times to a week,
+// which is the most that the signature allows, and rounds them up to a second.
 func (s *Store) URL(ctx context.Context, key string, valid time.Duration) (string, error) {
 	if err := s.beginKey(ctx, key); err != nil {
 		return "", err

@@ -91,7 +91,7 @@ type segment struct {
 	// Name is the object's name below the upload's directory. It is "" in a multipart
 	// upload.
 	Name string `json:"name,omitempty"`
-	// ETag is the part's, in a multipart upload.
+	// ETag is the ETag of a part in a multipart upload.
 	ETag string `json:"etag,omitempty"`
 	// Size is how many of its bytes belong to the upload, from its beginning.
 	Size int64 `json:"size"`
@@ -102,8 +102,8 @@ type record struct {
 	Version int `json:"version"`
 	// Part is the size of its next parts before they grow, in bytes.
 	Part int64 `json:"part"`
-	// Key is where the upload will be, if that is known, and UploadID the multipart
-	// upload there, "" before its first part.
+	// Key is where the upload will be, if that is known. UploadID is the id of the
+	// multipart upload there, and "" before the first part.
 	Key      string    `json:"key,omitempty"`
 	UploadID string    `json:"uploadId,omitempty"`
 	Segments []segment `json:"segments,omitempty"`
@@ -204,7 +204,7 @@ func validSegment(name string) bool {
 	return true
 }
 
-// readLine reads up to a newline, but no more than most bytes.
+// readLine reads up to a newline, but no more than the given number of bytes.
 func readLine(r *bufio.Reader, most int) ([]byte, error) {
 	var line []byte
 	for {

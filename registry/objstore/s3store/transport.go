@@ -24,10 +24,11 @@ const (
 	// full. Completing an upload of thousands of parts takes it minutes.
 	headerTimeout = 5 * time.Minute
 	idleTimeout   = 60 * time.Second
-	// idlePerHost is how many connections are kept for the next requests: all
-	// go to one host, and a new one costs round trips, with TLS several.
+	// idlePerHost is how many connections are kept for the next requests. All requests go
+	// to one host, and a new connection costs a round trip, or several with TLS.
 	idlePerHost = 256
-	// socketBuffer, in bytes, spares system calls: net/http's own are 4 KiB.
+	// socketBuffer is the size of a connection's buffers, in bytes. It saves system
+	// calls, because the buffers of net/http have 4 KiB.
 	socketBuffer = 64 << 10
 )
 
@@ -35,15 +36,16 @@ const (
 // no byte of it for Options.StallTimeout.
 var errStalled = errors.New("the server stopped reading the request")
 
-// errAnswered ends a request body that the server has answered before its end.
+// errAnswered ends the body of a request that the server has answered before it read all
+// of the body.
 var errAnswered = errors.New("the request was answered before its end")
 
 // errPage is the error of an answer that is not S3's, such as the page of a login. S3
 // answers in XML, and the objects of this store have another type than a page.
 var errPage = errors.New("the answer is a page of HTML, or otherwise not the store's: look for a proxy, or a login, between the registry and the store")
 
-// isListing reports whether the answer to a request for a listing begins like one: any
-// other document would be taken for a listing of nothing.
+// isListing reports whether the answer to a request for a listing begins like a listing.
+// Any other document would be taken for an empty listing.
 func isListing(req *http.Request, resp *http.Response) bool {
 	if req.Method != http.MethodGet || !req.URL.Query().Has("list-type") || resp.StatusCode != http.StatusOK {
 		return true

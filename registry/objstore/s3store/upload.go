@@ -15,8 +15,8 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// dropTimeout bounds the deletion of what an upload leaves behind. What it does not
-// get to, the sweep finds.
+// dropTimeout bounds the deletion of what an upload leaves behind. The sweep finds what
+// could not be deleted in that time.
 const dropTimeout = 30 * time.Second
 
 var errUploadDone = errors.New("upload was committed, suspended or cancelled")
@@ -25,7 +25,7 @@ var errUploadDone = errors.New("upload was committed, suspended or cancelled")
 // that Suspend, Commit and Cancel wait for.
 type upload struct {
 	s      *Store
-	writer string // names what this Upload stores; nobody else's has it
+	writer string // in the names of what this Upload stores, and of nothing else
 	key    string // where it will be, "" if that is not known
 	first  int64  // size of parts before they grow
 	lent   int64  // of the store's memory
@@ -201,8 +201,8 @@ func (u *upload) putPart(ctx context.Context, p *part) error {
 	})
 }
 
-// mend stores parts that could not be stored before. It waits for those that are on
-// their way only if one has failed.
+// mend stores parts that could not be stored before. It waits for the parts that are on
+// their way only if one of them has failed.
 func (u *upload) mend(ctx context.Context) error {
 	failed := u.failed()
 	if len(failed) == 0 {
@@ -229,8 +229,8 @@ func (u *upload) failed() (list []*part) {
 	return list
 }
 
-// settle waits until every part is stored. When ctx ends before, parts that are on
-// their way are given up, which is the end of the upload.
+// settle waits until every part is stored. If ctx ends before that, the parts that are on
+// their way are given up, which ends the upload.
 func (u *upload) settle(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, u.cancel)
 	u.wg.Wait()
@@ -315,9 +315,9 @@ func (u *upload) suspend(ctx context.Context) (string, error) {
 	return state.String(), err
 }
 
-// Resume continues a suspended upload. See [objstore.Store]. If the key of the upload is known,
-// a size inside a part that S3 has already also gives ErrNotExist, because nobody can read or
-// cut that part.
+// Resume continues a suspended upload. See [objstore.Store]. If the key of the upload is
+// known, the error is ErrNotExist also for a size inside a part that S3 has stored,
+// because nobody can read or cut that part.
 func (s *Store) Resume(ctx context.Context, state string, size int64) (objstore.Upload, error) {
 	if err := s.begin(ctx); err != nil {
 		return nil, err
@@ -374,7 +374,7 @@ func (s *Store) resume(ctx context.Context, id stateID, size int64) (*upload, er
 	return u, nil
 }
 
-// readState reads a state object; the bytes behind its record go to tail.
+// readState reads a state object; the bytes after its record go to tail.
 func (s *Store) readState(ctx context.Context, id stateID, tail *buffer) (rec *record, err error) {
 	o, err := s.get(ctx, uploadDir+id.name(), 0, -1)
 	if err != nil {
@@ -421,7 +421,7 @@ func (u *upload) take(ctx context.Context, segments []segment, size int64) error
 	return nil
 }
 
-// readBack makes the beginning of a stored part the current one.
+// readBack replaces the current part by the beginning of a stored part.
 func (u *upload) readBack(ctx context.Context, seg segment, size int64) error {
 	o, err := u.s.get(ctx, uploadDir+u.id+"/"+seg.Name, 0, size)
 	if err != nil {

@@ -94,8 +94,8 @@ func newClient(o *Options) (*client, error) {
 		// Our own time-out, by context, comes first: this one would leave the
 		// request running.
 		ConnectTimeout: 2 * c.timeout,
-		// It closes the transport's idle connections at each authentication, if it
-		// can; other requests use them.
+		// The library closes the transport's idle connections at each authentication, if
+		// it can. But other requests use these connections.
 		Transport: struct{ http.RoundTripper }{rt},
 	}
 	return c, nil
@@ -116,7 +116,7 @@ func (p pastStray) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// cmpEndpoint cuts the ending of "publicURL" and the like, as many configurations
+// cmpEndpoint cuts the ending of "publicURL" and the like, because many configurations
 // have it.
 func cmpEndpoint(t string) string { return strings.TrimSuffix(t, "URL") }
 
@@ -448,7 +448,7 @@ func limitBody(r io.Reader, n int64) io.Reader { return &io.LimitedReader{R: r, 
 // discard closes an answer nobody reads, and keeps its connection if that is cheap.
 func discard(resp *http.Response) {
 	_, _ = io.CopyN(io.Discard, resp.Body, maxDrain)
-	_ = resp.Body.Close() // nothing was asked of it
+	_ = resp.Body.Close() // nobody needs the rest of the answer
 }
 
 // unreachable is the error of a request that got no answer.

@@ -76,8 +76,8 @@ func (s *Store) page(ctx context.Context, prefix, marker string) ([]entry, error
 	return entries, nil
 }
 
-// walk yields every object whose name begins with prefix, after marker. With skip it
-// leaves out what lies in segmentDir.
+// walk yields every object whose name begins with prefix, after marker. If skip is set,
+// it leaves out what lies in segmentDir.
 func (s *Store) walk(ctx context.Context, prefix, marker string, skip bool) iter.Seq2[entry, error] {
 	return func(yield func(entry, error) bool) {
 		for {

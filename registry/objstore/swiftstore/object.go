@@ -18,8 +18,8 @@ import (
 // segments belong to.
 const refHeader = "X-Object-Meta-Slipway-Upload"
 
-// Get opens n bytes of an object from off. See [objstore.Store]. ctx also bounds the
-// reading.
+// Get opens n bytes of an object from the offset off. See [objstore.Store]. ctx also
+// bounds the reading.
 func (s *Store) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
 	if err := s.beginKey(ctx, key); err != nil {
 		return nil, err
@@ -102,7 +102,7 @@ type head struct {
 	ref   string // the upload its segments belong to, if it is one of ours
 }
 
-// head asks for an object. With newest it asks for the newest of its replicas.
+// head asks for an object. If newest is set, it asks for the newest of its replicas.
 func (s *Store) head(ctx context.Context, name string, newest bool) (head, error) {
 	r := &request{method: http.MethodHead, path: s.path(name), header: map[string]string{}}
 	if newest {

@@ -161,7 +161,7 @@ func manifestError(body []byte) error {
 			continue
 		}
 		code, _, _ := strings.Cut(e[1], " ")
-		status, _ := strconv.Atoi(code) // 0 is none of those below
+		status, _ := strconv.Atoi(code) // 0 matches no case below
 		switch {
 		case status == http.StatusNotFound:
 			return fmt.Errorf("a segment is not there any more: %w", objstore.ErrNotExist)

@@ -106,9 +106,9 @@ func (s *Store) sweep(ctx context.Context, r *remains) (swept bool, err error) {
 	return true, s.removeUpload(ctx, r.id, r.names)
 }
 
-// confirm asks the listing whether it, too, has nothing newer under a key. Other servers
-// keep the listing than the object, so an unreachable server cannot make an object seem
-// to be gone.
+// confirm asks the listing whether it, too, has nothing newer under a key. The listing
+// and the object are on different servers, so an unreachable server cannot make an object
+// seem to be gone.
 func (s *Store) confirm(ctx context.Context, ref reference) (bool, error) {
 	for e, err := range s.walk(ctx, ref.key, "", false) {
 		if err != nil {

@@ -86,32 +86,33 @@ const (
 	segmentDir = "slipway/segments/"
 )
 
-// Options of a Store. AuthURL, Container and the credentials that the identity
-// service asks for are required.
+// Options are the options of a Store. AuthURL, Container and the credentials that the
+// identity service asks for are required.
 type Options struct {
 	// AuthURL is the identity service: http://host/auth/v1.0 for tempauth and
 	// others of its kind, https://host:5000/v3 for Keystone.
 	AuthURL string
 	// AuthVersion is 1, 2 or 3. Default 0: what AuthURL says.
 	AuthVersion int
-	// Username and Password. Keystone knows users by UserID, too, in place of the name.
+	// Username and Password identify the user. Keystone also accepts UserID in place of
+	// Username.
 	Username, UserID, Password string
-	// Tenant (also called project) by name or id.
+	// Tenant and TenantID give the tenant (also called project) by name or id.
 	Tenant, TenantID string
-	// Domain of the user by name or id (Keystone v3).
+	// Domain and DomainID give the user's domain by name or id (Keystone v3).
 	Domain, DomainID string
 	// TenantDomain is the tenant's domain. Default: the user's.
 	TenantDomain, TenantDomainID string
 	// TrustID is a trust to act under in place of a tenant (Keystone v3).
 	TrustID string
-	// ApplicationCredentialID, or Name with the user's, and Secret stand in for
-	// the password (Keystone v3).
+	// ApplicationCredentialSecret replaces the password (Keystone v3). It needs
+	// ApplicationCredentialID, or else ApplicationCredentialName together with the user.
 	ApplicationCredentialID, ApplicationCredentialName, ApplicationCredentialSecret string
-	// Region of the service catalogue. Default: the first.
+	// Region is a region of the service catalogue. Default: the first.
 	Region string
-	// EndpointType of the service catalogue: public, internal or admin. Default public.
-	// With another one, the addresses that URL returns work only for clients that can
-	// reach that endpoint.
+	// EndpointType is a type of endpoints in the service catalogue: public, internal or
+	// admin. Default public. With another type, the addresses that URL returns work only
+	// for clients that can reach that endpoint.
 	EndpointType string
 
 	// Container is created if it is missing and the user may create it.
@@ -119,9 +120,9 @@ type Options struct {
 	// Prefix is put before each key, so that several stores can share a
 	// container. A slash is added if it has none at its end. Default none.
 	Prefix string
-	// ChunkSize is the size of segments, in bytes, and the size up to which an
-	// upload becomes a plain object. An upload holds up to two chunks in RAM. It
-	// is fitted into what the cluster allows. Default [DefaultChunkSize].
+	// ChunkSize is the size of segments, in bytes, and the size up to which an upload
+	// becomes a plain object. An upload holds up to two chunks in RAM. ChunkSize is
+	// fitted into what the cluster allows. Default [DefaultChunkSize].
 	ChunkSize int64
 	// TempURLKey signs the addresses of URL. Default: the key of the container or
 	// the account; if neither has one, the container is given one.
@@ -320,7 +321,7 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// begin is the check every method starts with.
+// begin makes the checks with which every method starts.
 func (s *Store) begin(ctx context.Context) error {
 	if s.closed.Load() {
 		return fmt.Errorf("object store in container %s: %w", s.container, fs.ErrClosed)

@@ -57,8 +57,8 @@ func (k *tempKey) init(ctx context.Context, s *Store, given string) error {
 	return err
 }
 
-// find reads the key of the container, or that of the account. k.mu is held, or k
-// is not shared yet.
+// find reads the key of the container or, if it has none, the key of the account. k.mu is
+// held, or k is not shared yet.
 func (k *tempKey) find(ctx context.Context, s *Store) error {
 	key := ""
 	for _, at := range []struct{ path, header string }{
@@ -67,7 +67,7 @@ func (k *tempKey) find(ctx context.Context, s *Store) error {
 	} {
 		h, err := s.c.call(ctx, &request{method: http.MethodHead, path: at.path, last: true})
 		if at.path == "" && (statusOf(err) == http.StatusForbidden || statusOf(err) == http.StatusUnauthorized) {
-			break // the rights end at the container
+			break // the user has rights only to the container
 		}
 		if err != nil {
 			return fmt.Errorf("swift: read the key for temporary addresses: %w", err)
@@ -95,9 +95,9 @@ func (k *tempKey) get(ctx context.Context, s *Store) string {
 	return k.key
 }
 
-// URL returns a temporary address of an object: whoever has it may read the object,
-// whole or in ranges, until then. See [objstore.Redirector]. Without a key, or where
-// the cluster has no temporary addresses, the error is [errors.ErrUnsupported].
+// URL returns a temporary address of an object. Until the address expires, whoever has it
+// may read the object, whole or in ranges. See [objstore.Redirector]. If there is no key,
+// or if the cluster has no temporary addresses, the error is [errors.ErrUnsupported].
 func (s *Store) URL(ctx context.Context, key string, valid time.Duration) (string, error) {
 	if err := s.beginKey(ctx, key); err != nil {
 		return "", err

@@ -27,12 +27,12 @@ type upload struct {
 
 	segs   []segment // what is stored, in order
 	stored int64     // bytes of segs
-	flying *flight   // the segment behind them, or nil
+	flying *flight   // the segment after them, or nil
 	buf    []byte    // the bytes behind that
 	size   int64
 	tag    string // the object's ETag, after Commit
 
-	kept    bool     // Suspend has told others of it
+	kept    bool     // Suspend has made its state known to others
 	marked  bool     // key-0 may exist
 	garbage []string // stored, and not needed any more
 	lost    error    // what made the upload unusable
@@ -154,8 +154,8 @@ func (s *Store) Abandon(ctx context.Context, state string) error {
 func (u *upload) Size() int64 { return u.size }
 
 // Write appends p to the buffer. When the buffer is full and more comes, it is stored in
-// the background. An error may be that of an earlier chunk. Its bytes are still in RAM,
-// and the next Write, Suspend or Commit sends them again.
+// the background. An error may be about an earlier chunk. Its bytes are still in RAM, and
+// the next Write, Suspend or Commit sends them again.
 func (u *upload) Write(p []byte) (int, error) {
 	if u.lost != nil {
 		return 0, u.lost
@@ -228,7 +228,7 @@ func (u *upload) room(n int64) {
 	}
 	size := max(2*int64(cap(u.buf)), need, minBuffer)
 	old := u.buf
-	if size > chunk/2 || u.flying != nil { // one that has sent a chunk is likely to fill another
+	if size > chunk/2 || u.flying != nil { // an upload that has sent a chunk is likely to fill another
 		u.buf = u.s.buffer()
 	} else {
 		u.buf = make([]byte, 0, size)
@@ -369,9 +369,9 @@ func (u *upload) end() {
 	u.buf, u.flying = nil, nil
 }
 
-// Commit makes the upload the object key. See [objstore.Upload]. If the store did not answer,
-// it is not known whether the object is there. Then Commit leaves what the upload has stored to
-// SweepUploads.
+// Commit turns the upload into the object with the given key. See [objstore.Upload]. If
+// the store did not answer, it is not known whether the object is there. Then Commit
+// leaves what the upload has stored to SweepUploads.
 func (u *upload) Commit(ctx context.Context, key string) error {
 	if u.lost != nil {
 		return u.lost

@@ -81,7 +81,8 @@ func (l *Limiter) Allow(addr string, clock func() time.Time) bool {
 	return l.client(addr, at).bucket.AllowN(at, 1)
 }
 
-// Enter begins an operation of which a client may run only a limited number at once.
+// Enter begins an operation. A client may run only a limited number of operations at
+// once.
 func (l *Limiter) Enter(addr string) bool {
 	if l == nil || l.most <= 0 {
 		return true

@@ -24,8 +24,8 @@ type Site struct {
 // AnyName makes a Site admit every name, if it is among the names of the Site.
 const AnyName = "*"
 
-// NewSite returns the Site of a server. The server's pages are at own, which is
-// scheme://host or empty. The server is also reached under names, which are host names
+// NewSite returns the Site of a server. The server's pages are at the address own, which
+// is scheme://host or empty. The server is also reached under names, which are host names
 // without a port. Pages of origins, each scheme://host, may change things here. An
 // element of origins that is not an origin, such as "*" or "null", has no effect.
 func NewSite(own string, names, origins []string) *Site {

@@ -110,8 +110,9 @@ func ParseName(name string) (k policy.Key, seq uint64, size int64, ok bool) {
 //	4  "SlwM"
 //	4  1, the version
 //	4  length of the boot's name, then the name
-//	4  number of files, then for each, 8 bytes, its number, first what was used longest ago;
-//	   the highest bit is set if its bytes have not been read since a crash
+//	4  number of files
+//	8  for each file, the least recently used first: its number; the highest bit is
+//	   set if its bytes have not been read since a crash
 //	4  CRC-32C of all above
 //
 // Numbers are little endian.

@@ -31,8 +31,8 @@ const sessionSettings = `SET idle_in_transaction_session_timeout = '10s'; SET lo
 var errConnectionString = errors.New("the connection string cannot be read, which is not shown because of its password: " +
 	"write postgres://USER:PASSWORD@HOST:5432/DATABASE, with %40 for @ and %3A for : in the password, or host=HOST user=USER password='PASSWORD' dbname=DATABASE")
 
-// Config returns the configuration of connections. Connecting takes at most the time
-// within.
+// Config returns the configuration of connections; The argument named within is the
+// longest time that connecting may take.
 func Config(dsn string, within time.Duration) (*pgx.ConnConfig, error) {
 	config, err := pgx.ParseConfig(dsn)
 	if err != nil {
