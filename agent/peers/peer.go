@@ -118,10 +118,12 @@ func (p *peer) ask(ctx context.Context, grant string, fetch bool, l limits, list
 	come, waits := 0, l.coming
 	err := p.request(ctx, grant, fetch, list, func() {
 		// The node waits for the registry, which would not answer this one sooner.
-		if waits--; waits > 0 {
-			left += comingEvery
-			again()
+		if waits--; waits < 0 {
+			cancel(errStall)
+			return
 		}
+		left += comingEvery
+		again()
 	}, func(n int) {
 		if come += n; come >= progressBytes {
 			come = 0

@@ -27,7 +27,6 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -86,13 +85,8 @@ type Exchange struct {
 	peers   map[string]*peer // by key and address
 	signers map[place]map[string]*signer
 
-	received      counts
-	sent          atomic.Int64
-	bans, refused atomic.Int64
+	count measures
 }
-
-// counts are bytes by where they came from.
-type counts struct{ peers, registry atomic.Int64 }
 
 // signer is a registry's key, as one of its servers gave it.
 type signer struct {
@@ -108,7 +102,7 @@ const maxSigners = 16
 // New returns an exchange that other nodes reach at the listener's port. Share is set with
 // Serve.
 func New(o *Options, port int) (*Exchange, error) {
-	x := &Exchange{opts: *o, log: o.Logger, swarms: map[gearfs.SourceRef]*swarm{}, peers: map[string]*peer{}, signers: map[place]map[string]*signer{}}
+	x := &Exchange{opts: *o, log: o.Logger, swarms: map[gearfs.SourceRef]*swarm{}, peers: map[string]*peer{}, signers: map[place]map[string]*signer{}, count: newMeasures()}
 	if x.log == nil {
 		x.log = slog.New(slog.DiscardHandler)
 	}
@@ -315,20 +309,29 @@ func (x *Exchange) allows(grant string, holder peering.Key, now time.Time) (func
 
 func placeOf(ref gearfs.SourceRef) place { return place{ref.Registry, ref.Repo} }
 
+// measures are the counters of an exchange.
+type measures struct {
+	from                    *prometheus.CounterVec
+	fromPeers, fromRegistry prometheus.Counter // of from
+	sent, banned, refusals  prometheus.Counter
+}
+
+func newMeasures() measures {
+	m := measures{from: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "slipway_agent_peers_received_bytes_total",
+		Help: "Bytes of content of images that other nodes use, by where they came from: peers or registry."}, []string{"from"})}
+	m.fromPeers, m.fromRegistry = m.from.WithLabelValues("peers"), m.from.WithLabelValues("registry")
+	m.sent = prometheus.NewCounter(prometheus.CounterOpts{Name: "slipway_agent_peers_sent_bytes_total", Help: "Bytes sent to other nodes."})
+	m.banned = prometheus.NewCounter(prometheus.CounterOpts{Name: "slipway_agent_peers_bans_total",
+		Help: "Times that a node was left out for a while, as it lied, stalled or was away."})
+	m.refusals = prometheus.NewCounter(prometheus.CounterOpts{Name: "slipway_agent_peers_refused_requests_total",
+		Help: "Requests of other nodes without a valid grant."})
+	return m
+}
+
 // Metrics returns the metrics of the exchange.
 func (x *Exchange) Metrics() []prometheus.Collector {
-	count := func(name, help string, labels prometheus.Labels, v *atomic.Int64) prometheus.Collector {
-		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "slipway_agent_peers_" + name, Help: help, ConstLabels: labels},
-			func() float64 { return float64(v.Load()) })
-	}
-	return []prometheus.Collector{
-		count("received_bytes_total", "Bytes of content of images that other nodes use, by where they came from.", prometheus.Labels{"from": "peers"}, &x.received.peers),
-		count("received_bytes_total", "Bytes of content of images that other nodes use, by where they came from.", prometheus.Labels{"from": "registry"}, &x.received.registry),
-		count("sent_bytes_total", "Bytes sent to other nodes.", nil, &x.sent),
-		count("bans_total", "Times that a node was left out for a while, as it lied, stalled or was away.", nil, &x.bans),
-		count("refused_requests_total", "Requests of other nodes without a valid grant.", nil, &x.refused),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "slipway_agent_peers_known", Help: "Other nodes that are used now."}, x.known),
-	}
+	return []prometheus.Collector{x.count.from, x.count.sent, x.count.banned, x.count.refusals,
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "slipway_agent_peers_known", Help: "Other nodes that are used now."}, x.known)}
 }
 
 // known counts the nodes of all swarms.
@@ -355,7 +358,7 @@ func (x *Exchange) blame(p *peer, err error) {
 		return
 	}
 	p.ban(time.Now(), d)
-	x.bans.Add(1)
+	x.count.banned.Inc()
 	level := slog.LevelDebug
 	if errors.Is(err, errLie) { // another key may be that of the same node, which has restarted
 		level = slog.LevelWarn

@@ -75,7 +75,7 @@ func (x *Exchange) serveHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (x *Exchange) refuse(w http.ResponseWriter) {
-	x.refused.Add(1)
+	x.count.refusals.Inc()
 	http.Error(w, "no valid grant", http.StatusForbidden)
 }
 
@@ -229,7 +229,7 @@ func (u *upload) write(f *frame) error {
 		return err
 	}
 	u.buf = f.appendHeader(u.buf)
-	u.x.sent.Add(int64(frameHeader + len(f.data)))
+	u.x.count.sent.Add(float64(frameHeader + len(f.data)))
 	if len(u.buf)+len(f.data) <= bufferBytes {
 		u.buf = append(u.buf, f.data...)
 		return nil

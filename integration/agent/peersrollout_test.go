@@ -110,7 +110,7 @@ func TestPeersRollout(t *testing.T) {
 		links = append(links, n)
 	}
 	registry := fmt.Sprintf("registries: [{host: %q, urls: [\"http://%[1]s\"], insecure_allow_plaintext: true}]\n", s.Addr)
-	config := registry + "fetch: {mode: eager, profile_timeout: 10m, open_timeout: 60s}\nlog: {level: debug}\n"
+	config := registry + "fetch: {mode: eager, profile_timeout: 10m, open_timeout: 60s}\n"
 	run := func(what, config string, links []*lan.Node) (egress int64, slowest time.Duration) {
 		agents := make([]*node.Agent, len(links))
 		for i, l := range links {
