@@ -94,6 +94,7 @@ func TestDistance(t *testing.T) {
 	s := slipway.Start(t, t.TempDir(), nil)
 	ref := push(t, s, "team/app:v1", image(t, 1, files))
 	_, name, _ := strings.Cut(ref, "/")
+	_, next, _ := strings.Cut(push(t, s, "team/app:v2", image(t, 1, files, "VERSION=2")), "/")
 	node.Start(t, quiet).Run("profile", "record", "--runtime", tool.Built(t, "runc"), ref, "--", "one")
 	secure, ca := encrypted(t, s.Addr)
 	hosts := t.TempDir()
@@ -139,6 +140,17 @@ func TestDistance(t *testing.T) {
 			}
 			if n > c.most {
 				t.Errorf("the first container takes %d round trips in a row, want %d at most", n, c.most)
+			}
+			// The next version has the same files, so nothing of it is sent again.
+			at = d.addr + "/" + next
+			ctr.Run(t, append(append([]string{"image", "pull", "--snapshotter", "slipway"}, c.flags...), at)...)
+			if out := run(t, ctr, at, "next", "one"); !strings.Contains(out, good(files/2)) {
+				t.Errorf("the container of the next version prints %s", out)
+			}
+			for _, e := range d.taken() {
+				if strings.Contains(e.what, "/fetch") {
+					t.Errorf("the next version, whose files are there: %s", e.what)
+				}
 			}
 		})
 	}
