@@ -8,6 +8,7 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/client"
 )
 
 const (
@@ -55,7 +56,7 @@ func (c *Client) Pack(ctx context.Context, repo string, manifest oci.Digest) *Pa
 	go func() {
 		defer close(p.over)
 		var err error
-		if p.body, err = c.reg.GearFetchProfile(ctx, repo, manifest); err != nil {
+		if p.body, err = client.GearFetchProfile(ctx, c.reg, repo, manifest); err != nil {
 			return // the files are requested as if there were no pack
 		}
 		p.in = gear.NewStreamReader(p)

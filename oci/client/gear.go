@@ -186,9 +186,9 @@ func (c *Client) GearFetch(ctx context.Context, repo string, names [][32]byte) (
 	return c.fetch(ctx, repo, "application/octet-stream", binaryNames(names))
 }
 
-// GearFetchProfile is like GearFetch, for the files of an image's profile. The error is
+// GearFetchProfile is like [Client.GearFetch], for the files of an image's profile. The error is
 // MANIFEST_UNKNOWN if there is none.
-func (c *Client) GearFetchProfile(ctx context.Context, repo string, manifest oci.Digest) (io.ReadCloser, error) {
+func GearFetchProfile(ctx context.Context, c *Client, repo string, manifest oci.Digest) (io.ReadCloser, error) {
 	return c.fetch(ctx, repo, "application/json", fmt.Appendf(nil, `{"profile":%q}`, manifest))
 }
 
