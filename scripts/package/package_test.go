@@ -224,7 +224,7 @@ func TestReleaseDir(t *testing.T) {
 
 func TestRefused(t *testing.T) {
 	r := inputs(t)
-	for version, kinds := range map[string][]string{"": {"sums"}, "../1": {"sums"}, "1.0": {}, "1.1": {"rpm"}} {
+	for version, kinds := range map[string][]string{"": {"sums"}, "../1": {"sums"}, "1.0": {}, "1.1": {"msi"}} {
 		r.version = version
 		if err := r.make(kinds); err == nil {
 			t.Errorf("version %q, kinds %q: no error", version, kinds)
