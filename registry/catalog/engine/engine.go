@@ -50,9 +50,8 @@ type engine interface {
 	query(t *Tx, query string, args []any) (*sql.Rows, error)
 	// read runs a query outside of changes, and calls scan for each row.
 	read(ctx context.Context, query string, args []any, scan func(*sql.Rows) error) error
-	// Settled returns nil once no commit that was refused can take effect any more. If an
-	// object is to be deleted because the catalogue does not name it, Settled must be
-	// called first.
+	// Settled returns nil once no commit that was refused can take effect any more. Call it
+	// before you delete an object because the catalogue does not name it.
 	Settled(ctx context.Context) error
 	// integrity is like Integrity, but sets no time limit.
 	integrity(ctx context.Context, quick bool, n int) ([]string, error)

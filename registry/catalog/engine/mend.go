@@ -35,8 +35,7 @@ import (
 // Third, the refused commit may be whole in the log. It comes back at the next start,
 // unless something was committed over it. Hence Settled.
 
-// mend runs before a batch. It makes the content of the log durable, unless that is
-// certain already.
+// mend runs before a batch. It makes the log durable, unless that is certain already.
 func (e *sqlite) mend() error {
 	if !e.torn {
 		return nil

@@ -504,9 +504,8 @@ func (p *postgres) readOnce(ctx context.Context, query string, args []any, scan 
 	return eachRow(rows, err, scan)
 }
 
-// Settled waits until the transaction under way has ended, by getting the lock itself.
-// After that, a transaction of this process whose commit was given up cannot take effect
-// any more.
+// Settled waits until the transaction under way has ended, by getting the lock itself. A
+// transaction of this process whose commit was given up cannot take effect after that.
 func (p *postgres) Settled(ctx context.Context) error {
 	err := p.db.WriteLazy(ctx, func(*Tx) error { return nil })
 	if err != nil {
