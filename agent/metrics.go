@@ -130,7 +130,10 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	count(descs.poolReadBytes, float64(p.ReadBytes))
 	gauge(descs.poolWaiting, float64(p.Waiting))
 	gauge(descs.started, float64(c.a.began.Unix()))
-	orders := c.a.warm.states()
+	var orders map[warm.State]int
+	if c.a.warm != nil {
+		orders = c.a.warm.states()
+	}
 	for _, state := range []warm.State{warm.Waiting, warm.Running, warm.Done, warm.Failed} {
 		gauge(descs.warm, float64(orders[state]), string(state))
 	}

@@ -88,8 +88,6 @@ type run struct {
 
 	mu     sync.Mutex
 	report Report
-	// failures is how many images failed in a row.
-	failures int64
 }
 
 func newRun(r *Replicator, rule *Rule, args Args, progress func(Report)) *run {
