@@ -135,7 +135,7 @@ func TestMetrics(t *testing.T) {
 	for _, s := range a.images.VolumeWork().Steps {
 		steps = append(steps, s.Step)
 	}
-	closed := map[string]string{"state": "complete partial mounted unmounted busy leaving", "step": strings.Join(steps, " "), "outcome": "passthrough cached failed", "priority": "demand profile background", "kind": "complete partial reserved late"}
+	closed := map[string]string{"state": "complete partial mounted unmounted busy leaving waiting running done failed", "step": strings.Join(steps, " "), "outcome": "passthrough cached failed", "priority": "demand profile background", "kind": "complete partial reserved late"}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
 			for _, l := range m.GetLabel() {
