@@ -65,6 +65,8 @@ func agentFetches(l *builder) {
 		query{sum("slipway_agent_queued_requests{@agent}", "instance", "priority"), "{{instance}} queued {{priority}}"})
 	l.graph("Registries that fail", "Sources that are not asked for now", plain,
 		query{sum("slipway_agent_sources_failing{@agent}", "instance"), "{{instance}}"})
+	l.graph("Images ordered ahead", "By state of the order", plain,
+		query{sum("slipway_agent_warm_orders{@agent}", "instance", "state"), "{{instance}} {{state}}"})
 	l.graph("Wrong contents", "From registries, in an hour", plain,
 		query{"sum by (instance) (increase(slipway_agent_source_lies_total{@agent}[1h]))", "{{instance}}"})
 }

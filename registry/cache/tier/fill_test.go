@@ -401,6 +401,10 @@ func TestVerify(t *testing.T) {
 					t.Fatal(err)
 				}
 				obj, err := s.Get(t.Context(), "x", 0, -1)
+				if !tt.ok && errors.Is(err, tier.ErrCorrupt) {
+					idle(t, s)
+					continue // the comparison was quicker
+				}
 				if err != nil {
 					t.Fatal(err)
 				}
