@@ -110,7 +110,7 @@ func TestStoreMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	documented(t, s.want(200, "GET", s.debug+"/metrics", "").body,
-		[]string{"registry_notifications_status_total", "registry_storage_errors_total", "registry_storage_retries_total"}, "operating.md", "caching.md")
+		append([]string{"registry_notifications_status_total", "registry_storage_errors_total", "registry_storage_retries_total"}, ofNamespaces...), "operating.md", "caching.md")
 }
 
 // TestMoveCatalog moves the catalogue from a directory to PostgreSQL while pulls go on.

@@ -206,7 +206,7 @@ func TestVolumesRights(t *testing.T) {
 	var found struct {
 		Extensions []struct{ Endpoints []string }
 	}
-	if err := json.Unmarshal([]byte(s.want(200, "GET", "/v2/team/app/_oci/ext/discover", "").body), &found); err != nil || len(found.Extensions) != 3 {
+	if err := json.Unmarshal([]byte(s.want(200, "GET", "/v2/team/app/_oci/ext/discover", "").body), &found); err != nil || len(found.Extensions) != 4 {
 		t.Errorf("discovery: %+v, %v", found, err)
 	}
 }
