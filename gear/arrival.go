@@ -27,14 +27,6 @@ func Arriving(ctx context.Context, r io.Reader) io.Reader {
 	return r
 }
 
-// Arrived reports n bytes to the function given to WithArrival, for a source that reads them
-// elsewhere.
-func Arrived(ctx context.Context, n int) {
-	if came, ok := ctx.Value(arrivalKey{}).(func(int)); ok {
-		came(n)
-	}
-}
-
 type arriving struct {
 	r    io.Reader
 	came func(n int)

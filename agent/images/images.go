@@ -63,9 +63,6 @@ type Set struct {
 	warm     map[string]held         // images that are kept for orders, by the order
 }
 
-// emptyCache is how many bytes the cache of a node that has hardly any files holds.
-const emptyCache = 1 << 20
-
 // Open takes over the images that an earlier agent left. ctx is for Open alone, and life
 // ends with the agent.
 func Open(ctx, life context.Context, cfg *config.Agent, o *Options) (*Set, error) {
@@ -86,10 +83,7 @@ func Open(ctx, life context.Context, cfg *config.Agent, o *Options) (*Set, error
 		opts:    chainOptions{cfg.Profiles.Record, cfg.Fetch.Background, cfg.Fetch.BackgroundDelay},
 		mounted: map[string]mountedTree{}, later: map[string]*time.Timer{},
 	}
-	c.indexes = registries.NewIndexes(life, c.work.Go, cfg.Fetch.ConvertTimeout, o.Log, o.Files.ObserveLink,
-		// Nodes that start together would each get a pack from the registry, and nothing from
-		// each other.
-		func() bool { return cfg.Peers.Listen == "" && o.Cache.Stats().Bytes < emptyCache })
+	c.indexes = registries.NewIndexes(life, c.work.Go, cfg.Fetch.ConvertTimeout, o.Log, o.Files.ObserveLink)
 	m := &Set{dir: o.Dirs.Mounts, chains: c, lower: &lower{&claims{chains: c, choice: cfg.Choice}}, all: map[string]*mountRecord{}, making: map[string]bool{},
 		warm: map[string]held{}}
 	c.inUse = m.uses

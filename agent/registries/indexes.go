@@ -8,7 +8,6 @@ import (
 	"io"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"example.org/slipway/gear"
@@ -21,10 +20,6 @@ const (
 	pullStreams = 8
 	// pullKeep is how long a fetched index is kept until its layer is requested.
 	pullKeep = time.Minute
-	// packKeep is how long a pack is kept until its files are requested. maxPacks bounds how
-	// many are kept, because each may take 8 MiB.
-	packKeep = 15 * time.Second
-	maxPacks = 2
 	// noGearFor is how long a registry without Gear is not asked again.
 	noGearFor = time.Minute
 )
@@ -35,10 +30,6 @@ type Indexes struct {
 	convertWait time.Duration
 	log         *slog.Logger
 	observe     func(registry string, rtt time.Duration, bytes int64, took time.Duration)
-	// empty reports whether the node has hardly any files. A pack brings the files of a
-	// profile whether the node has them or not.
-	empty func() bool
-	packs atomic.Int32 // that are kept
 
 	ctx        context.Context
 	background func(func())
@@ -74,11 +65,10 @@ type pull struct {
 
 // NewIndexes returns Indexes that fetch until ctx ends. background runs a function for
 // which the caller does not wait. convertWait is how long to wait for a layer that is
-// being converted. observe is told how fast a registry answered. empty reports whether the
-// node has hardly any files.
+// being converted. observe is told how fast a registry answered.
 func NewIndexes(ctx context.Context, background func(func()), convertWait time.Duration, log *slog.Logger,
-	observe func(registry string, rtt time.Duration, bytes int64, took time.Duration), empty func() bool) *Indexes {
-	return &Indexes{convertWait: convertWait, log: log, observe: observe, empty: empty, ctx: ctx, background: background,
+	observe func(registry string, rtt time.Duration, bytes int64, took time.Duration)) *Indexes {
+	return &Indexes{convertWait: convertWait, log: log, observe: observe, ctx: ctx, background: background,
 		slots: make(chan struct{}, pullStreams), all: map[pullKey]*pull{}, none: map[string]time.Time{}}
 }
 
@@ -101,8 +91,8 @@ func (p *Indexes) begin(reg *Registry, ref Reference, d oci.Digest) *pull {
 }
 
 // Ahead requests the indexes of layers, and at the same time what else a start of the image
-// needs: its profile and the capabilities of the registry, and on a node that has nothing
-// the files of the profile. That saves the start three round trips.
+// needs: its profile and the capabilities of the registry. That saves the start two round
+// trips.
 func (p *Indexes) Ahead(reg *Registry, ref Reference, manifest oci.Digest, layers []string) {
 	for _, d := range layers {
 		p.begin(reg, ref, oci.Digest(d))
@@ -119,33 +109,10 @@ func (p *Indexes) Ahead(reg *Registry, ref Reference, manifest oci.Digest, layer
 	p.background(func() {
 		_ = at.gear.Check(p.ctx) // an error shows again when the answer is needed
 	})
-	p.pack(at, e, key)
 	p.background(func() {
 		e.profile, e.err = at.reg.GearProfile(p.ctx, key.repo, key.manifest)
 		close(e.done)
 		time.AfterFunc(pullKeep, func() { at.early.forget(key, e) })
-	})
-}
-
-// pack requests the files of a profile if the node is empty.
-func (p *Indexes) pack(at *place, e *earlyProfile, key profileKey) {
-	if !p.empty() {
-		return
-	}
-	if p.packs.Add(1) > maxPacks {
-		p.packs.Add(-1)
-		return
-	}
-	at.early.mu.Lock()
-	e.pack = at.gear.Pack(p.ctx, key.repo, key.manifest)
-	at.early.mu.Unlock()
-	p.background(func() {
-		defer p.packs.Add(-1)
-		select {
-		case <-time.After(packKeep):
-		case <-p.ctx.Done():
-		}
-		at.early.drop(e)
 	})
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"slices"
 	"sync"
 
 	"example.org/slipway/gear"
@@ -29,10 +28,7 @@ type source struct {
 	silent   bool
 }
 
-var (
-	_ gearfs.Reconnector = (*source)(nil)
-	_ gearfs.Packer      = (*source)(nil)
-)
+var _ gearfs.Reconnector = (*source)(nil)
 
 // Reconnect implements gearfs.Reconnector.
 func (s *source) Reconnect() { s.p.reg.Reconnect() }
@@ -91,36 +87,8 @@ func (r *Registry) Sources(ref Reference, manifest string) []gearfs.SourceRef {
 	return out
 }
 
-// Packed implements gearfs.Packer.
-func (s *source) Packed(name gear.Name) bool {
-	s.p.early.mu.Lock()
-	defer s.p.early.mu.Unlock()
-	return s.p.early.packed(profileKey{s.repo, s.manifest}, name) != nil
-}
-
-// Fetch implements [gear.FileSource]. It takes the files from the pack of the image if there
-// is one.
+// Fetch implements [gear.FileSource].
 func (s *source) Fetch(ctx context.Context, files []gear.File, deliver func(int, io.Reader) error) error {
-	var pack *gearclient.Pack
-	if len(files) > 0 {
-		pack = s.p.early.pack(profileKey{s.repo, s.manifest}, files)
-	}
-	if pack == nil {
-		return s.fetch(ctx, files, deliver)
-	}
-	left, err := pack.Deliver(ctx, files, deliver)
-	_ = pack.Close()
-	if err != nil || len(left) == 0 {
-		return err
-	}
-	others := make([]gear.File, len(left))
-	for k, i := range left {
-		others[k] = files[i]
-	}
-	return s.fetch(ctx, others, func(k int, r io.Reader) error { return deliver(left[k], r) })
-}
-
-func (s *source) fetch(ctx context.Context, files []gear.File, deliver func(int, io.Reader) error) error {
 	err := s.files.Fetch(ctx, files, deliver)
 	var missing *gearclient.MissingError
 	switch {
@@ -178,57 +146,7 @@ type earlyProfile struct {
 	done    chan struct{} // closed when profile and err are set
 	profile client.GearProfile
 	err     error
-	// The caller that needed the profile has taken it. pack has its files, until somebody has
-	// taken them or nobody wants them. earlyProfiles.mu guards both.
-	taken bool
-	pack  *gearclient.Pack
-}
-
-// packBegins is how many names of a profile are looked at to find out whether a request
-// begins where its pack does. The first ones may be too large to be requested.
-const packBegins = 16
-
-// packed returns the profile of which there is a pack, if a request that begins with a file
-// begins where the pack does. mu is held.
-func (p *earlyProfiles) packed(key profileKey, first gear.Name) *earlyProfile {
-	e := p.all[key]
-	if e == nil || e.pack == nil {
-		return nil
-	}
-	select {
-	case <-e.done:
-	default:
-		return nil
-	}
-	if !slices.Contains(e.profile.Names[:min(len(e.profile.Names), packBegins)], first) {
-		return nil
-	}
-	return e
-}
-
-// pack returns the pack of an image for a request that begins where the pack does. The caller
-// closes it. Others get nothing.
-func (p *earlyProfiles) pack(key profileKey, files []gear.File) *gearclient.Pack {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	e := p.packed(key, files[0].Name)
-	if e == nil {
-		return nil
-	}
-	pack := e.pack
-	e.pack = nil
-	return pack
-}
-
-// drop ends the pack of a profile if nobody has taken it.
-func (p *earlyProfiles) drop(e *earlyProfile) {
-	p.mu.Lock()
-	pack := e.pack
-	e.pack = nil
-	p.mu.Unlock()
-	if pack != nil {
-		_ = pack.Close()
-	}
+	taken   bool // by the caller that needed it; guarded by earlyProfiles.mu
 }
 
 // begin returns a profile that is to be requested, or nil if it was requested recently.

@@ -204,18 +204,6 @@ func (s *Source) stream(ctx context.Context, files []gear.File, ask []int, deliv
 // large delivers a large file from the stream. If the stream breaks, it requests the rest
 // of the file alone.
 func (s *Source) large(ctx context.Context, it *gear.StreamItem, deliver func(io.Reader) error) error {
-	return piped(it, func(from io.Reader) error {
-		r := &largeReader{ctx: ctx, s: s, name: it.Name, size: it.Size, from: from}
-		err := deliver(r)
-		if r.rest != nil {
-			err = errors.Join(err, r.rest.Close())
-		}
-		return err
-	})
-}
-
-// piped has a large file read while it is written.
-func piped(it *gear.StreamItem, read func(r io.Reader) error) error {
 	pr, pw := io.Pipe()
 	sent := make(chan struct{})
 	go func() {
@@ -223,9 +211,13 @@ func piped(it *gear.StreamItem, read func(r io.Reader) error) error {
 		_, err := it.WriteTo(pw)
 		pw.CloseWithError(err)
 	}()
-	err := read(pr)
+	r := &largeReader{ctx: ctx, s: s, name: it.Name, size: it.Size, from: pr}
+	err := deliver(r)
 	pr.Close()
 	<-sent
+	if r.rest != nil {
+		err = errors.Join(err, r.rest.Close())
+	}
 	return err
 }
 

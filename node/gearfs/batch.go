@@ -23,7 +23,6 @@ type batch struct {
 	flights []*flight
 	bytes   int64
 	alone   bool
-	packed  bool // what it asks for may be on its way already, which says nothing about the link
 	flow    *flow.Flow
 	slow    bool // a part continues over another connection; guarded by the scheduler's mu
 
@@ -522,9 +521,7 @@ func (b *batch) finish(err error) {
 	if b.paused || b.slow || errors.Is(err, errSlow) {
 		got = 0
 	}
-	if !b.packed {
-		c.measures(b.src, b.began, b.first, got)
-	}
+	c.measures(b.src, b.began, b.first, got)
 	if files > 0 {
 		b.src.delivered(b.began)
 	}

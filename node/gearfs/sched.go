@@ -445,9 +445,7 @@ func (c *scheduler) startBatch(p priority, now time.Time) (bool, time.Time) {
 			// A file that failed before is requested alone, so that it cannot spoil the
 			// others again.
 			b = &batch{c: c, src: src, prio: p, alone: len(fl.tries.faults) > 0}
-			if most = c.batchBytes(p, src); p == fromProfile && src.packed(fl.f.Name) {
-				most, b.packed = maxBatch, true
-			}
+			most = c.batchBytes(p, src)
 		}
 		fl.running = true
 		if p != inBackground {

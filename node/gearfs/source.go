@@ -233,20 +233,6 @@ type Steerer interface {
 	Steers() bool
 }
 
-// Packer is a Source that may have requested the files of a profile before anybody asked for
-// them. They come in one stream, so one request asks for all.
-type Packer interface {
-	Source
-	// Packed reports whether a request that begins with this file gets that stream.
-	Packed(name gear.Name) bool
-}
-
-// packed reports whether all files of a profile come in one stream. mu is held.
-func (src *source) packed(name gear.Name) bool {
-	p, ok := src.src.(Packer)
-	return ok && p.Packed(name)
-}
-
 // errSlow ends a request whose work is to continue over another connection.
 var errSlow = errors.New("the connection is much slower than others")
 

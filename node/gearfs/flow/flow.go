@@ -145,14 +145,13 @@ func (f *Flow) Local(is bool) { f.local.Store(is) }
 // rtt returns the shortest known round trip, which includes the least of what the registry
 // did meanwhile.
 func (f *Flow) rtt() time.Duration {
-	rtt := f.Link.least
-	if rtt == 0 {
-		rtt = time.Duration(f.answered.Load())
+	rtt := maxRTT
+	for _, d := range []time.Duration{f.Link.least, time.Duration(f.answered.Load())} {
+		if d > 0 {
+			rtt = min(rtt, d)
+		}
 	}
-	if rtt == 0 {
-		return maxRTT
-	}
-	return min(rtt, maxRTT)
+	return rtt
 }
 
 // restart begins a new measurement.
