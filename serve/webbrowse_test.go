@@ -419,7 +419,8 @@ func TestBrowseDeleteChosen(t *testing.T) {
 	}
 
 	// A whole page, behind a proxy that takes 4 KiB of headers of an answer, as nginx does.
-	s.client.Transport.(*http.Transport).MaxResponseHeaderBytes = 4 << 10
+	s.client = &http.Client{Transport: &http.Transport{MaxResponseHeaderBytes: 4 << 10}, Timeout: patience}
+	t.Cleanup(s.client.CloseIdleConnections)
 	whole := url.Values{}
 	for i := range 50 {
 		layer, tag := fmt.Sprint("one of many ", i), fmt.Sprintf("release-2026.11.%02d", i)

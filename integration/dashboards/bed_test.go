@@ -38,6 +38,7 @@ storage:
   namespaces: [{repositories: ["**"]}]
 notifications: {endpoints: [{name: ci, url: "%[6]s"}]}
 proxy: {upstreams: [{name: up.example.com, url: "http://%[7]s", ttl: 1s}]}
+replication: [{name: up, url: "http://%[7]s", repositories: ["none/**"]}]
 volumes: {driver: file, file: {dir: "%[8]s"}, build: push}
 `
 
