@@ -78,11 +78,11 @@ func undeleteCommand() *cobra.Command {
 	var asJSON, dry bool
 	cmd := &cobra.Command{
 		Use:   "undelete REGISTRY/REPOSITORY[@DIGEST]",
-		Short: "List deleted images of a repository, or bring one back",
-		Long: `Without a digest, list the images and indexes that were deleted from a repository and can be
-brought back: until the time in UNTIL, and longer if the registry has not collected them yet. With
-a digest, bring that one back with the tags that it had, as far as nobody has used them since. With
---tag, only that tag points at it, whatever it points at now.
+		Short: "List deleted images of a repository, or restore one",
+		Long: `Without a digest, list the images and indexes that were deleted from a repository and can still be
+restored. That is certain until the time in the column UNTIL, and possible after it until the
+registry has collected them. With a digest, restore that one with the tags that it had, except
+those that point at something else now. With --tag, set only that tag, whatever it points at now.
 
 What an index names comes back with it, and so do the signatures and other manifests that retention
 removed along with an image.`,
@@ -100,7 +100,7 @@ removed along with an image.`,
 				return command.Usagef("%s is neither a repository nor an image by its digest; write REGISTRY/REPOSITORY or REGISTRY/REPOSITORY@DIGEST", args[0])
 			}
 			if !ok && (tag != "" || dry) {
-				return command.Usagef("name what to bring back: %s@DIGEST", repo)
+				return command.Usagef("name what to restore: %s@DIGEST", repo)
 			}
 			name := images[0].From
 			list, err := client.HistoryOf(reg, name).Deleted(cmd.Context())
@@ -124,7 +124,7 @@ removed along with an image.`,
 	}
 	f.AddTo(cmd.Flags(), "the registry", "it")
 	command.AddJSON(cmd, &asJSON)
-	cmd.Flags().StringVar(&tag, "tag", "", "point this tag at the image, and no other")
+	cmd.Flags().StringVar(&tag, "tag", "", "set only this tag to the image")
 	cmd.Flags().BoolVar(&dry, "dry-run", false, "say what would be restored, and restore nothing")
 	return cmd
 }

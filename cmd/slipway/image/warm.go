@@ -28,20 +28,24 @@ func warmCommand() *cobra.Command {
 	var f warmFlags
 	cmd := &cobra.Command{
 		Use:   "warm {IMAGE | --status REGISTRY [ORDER] | --cancel REGISTRY ORDER}",
-		Short: "Have nodes fetch an image before they start it",
-		Long: `Order that an image is ready before a roll-out. The registry fetches it from its upstream if the
-repository is a mirror, and into its cache if it has one. With --nodes, the nodes that the
-selector names fetch it too: they ask the registry for orders every few seconds, each with its
-own credentials, and fetch in the background, within the limits of their configuration. By
-default they fetch the files that containers open when they start; --all fetches all files.
+		Short: "Order nodes to fetch an image before they start it",
+		Long: `Get an image ready before a roll-out. The registry always takes part: it fetches the image from its
+upstream if the repository is a mirror, and into its cache if it has one. With --nodes, the nodes
+that the selector selects fetch the image too. They ask the registry for orders every few seconds,
+each with its own credentials, and fetch in the background, within the limits of their
+configuration. By default they fetch the files that containers open when they start; --all fetches
+all files.
 
-A selector has conditions on labels with commas between them: zone=a, zone!=a, gpu (there is such
-a label), !gpu (there is none). The label name is the node's name, arch its architecture; * and ?
-in a value stand for any characters. An empty selector names all nodes. The order holds for --for,
-also for nodes that appear later; nodes keep the image that long. --wait waits until the registry
-and all nodes are done, and fails if one of them failed.
+A selector is a list of conditions on the labels of nodes (node.labels of the agent), separated by
+commas; all of them must be met: zone=a, zone!=a, gpu (the node has such a label), !gpu (it has
+none). The label name is the node's name, and arch its architecture. In a value, * stands for any
+characters and ? for one. An empty selector selects all nodes.
 
-You need the right to pull the image and the action admin.`,
+The order holds for the time in --for, also for nodes that appear later, and nodes keep the image
+for that time. With --wait, the command ends when the registry and all nodes have ended, and fails
+if one of them failed.
+
+You need the right to pull the image, and the action admin.`,
 		Example: `  slipway warm registry.example.com/team/app:2 --nodes zone=eu-1a --wait 10m
   slipway warm registry.example.com/team/app:2 --nodes 'name=gpu-*' --all --for 12h
   slipway warm mirror.example.com/docker.io/library/redis:8
@@ -60,12 +64,12 @@ You need the right to pull the image and the action admin.`,
 		},
 	}
 	fl := cmd.Flags()
-	fl.StringVar(&f.nodes, "nodes", "", "which nodes, by their labels, such as zone=a,!gpu; empty: all (default: none, only the registry)")
+	fl.StringVar(&f.nodes, "nodes", "", "selector of the nodes, such as zone=a,!gpu; an empty one selects all (default: no nodes, only the registry)")
 	fl.BoolVar(&f.profileOnly, "profile-only", false, "fetch the files that containers open when they start (the default)")
 	fl.BoolVar(&f.all, "all", false, "fetch all files of the image")
 	fl.DurationVar(&f.lasts, "for", 0, "how long the order holds (default 6h)")
-	fl.DurationVar(&f.wait, "wait", 0, "wait so long for the registry and the nodes")
-	fl.BoolVar(&f.status, "status", false, "show the orders of a registry, or one with the progress of each node")
+	fl.DurationVar(&f.wait, "wait", 0, "longest time to wait for the registry and the nodes (default: do not wait)")
+	fl.BoolVar(&f.status, "status", false, "show the orders of a registry, or one order with the progress of each node")
 	fl.BoolVar(&f.cancel, "cancel", false, "end an order; nodes keep what they have fetched until they need the space")
 	f.AddTo(fl, "the registry", "it")
 	command.AddJSON(cmd, &f.asJSON)

@@ -25,10 +25,11 @@ func activityCommand() *cobra.Command {
 		Example: `  slipway activity --repository 'team/**' --since 7d
   slipway activity --user robot:ci --action push,delete --json
   slipway activity --config /etc/slipway/config.yml --since 2026-01-01 --limit 100000 --json > export.json`,
-		Long: `Show who did what, the newest first, from the audit log (log.audit.file) and the files that a log
-rotation has set aside beside it. Pulls are in the access log and not here.
+		Long: `Show who did what, newest first. The events come from the audit log (log.audit.file) and from the
+files that log rotation has set aside beside it. Pulls are not among them: they are in the access
+log.
 
-Actions are push, tag, delete, login, token (of the token service), denied and admin.`,
+Actions are push, tag, delete, login, token (issued by the token service), denied and admin.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if filter.Since, err = parseWhen("--since", since, time.Now()); err != nil {
@@ -53,7 +54,7 @@ Actions are push, tag, delete, login, token (of the token service), denied and a
 	fl.StringSliceVar(&filter.Actions, "action", nil, "only these actions")
 	fl.StringVar(&since, "since", "", "only from this time on: a date, an RFC 3339 time, or a time ago such as 7d")
 	fl.StringVar(&until, "until", "", "only before this time, written as for --since")
-	fl.IntVar(&filter.Limit, "limit", activity.DefaultLimit, fmt.Sprintf("number of events, at most %d", activity.MaxLimit))
+	fl.IntVar(&filter.Limit, "limit", activity.DefaultLimit, fmt.Sprintf("show at most this many events, up to %d", activity.MaxLimit))
 	command.AddJSON(cmd, &asJSON)
 	return cmd
 }

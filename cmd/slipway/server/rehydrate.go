@@ -16,13 +16,13 @@ func rehydrateCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "rehydrate {--all | IMAGE...}",
-		Short: "Store the blobs of layers again of which only recipes are kept",
+		Short: "Store layers again of which only recipes are kept",
 		Example: `  slipway rehydrate --root /var/lib/slipway team/app:1
   slipway rehydrate --config /etc/slipway/config.yml --all`,
 		Long: `Rebuild layers that were dropped (storage.rebuild), compare their digests, store them again
-and remove their recipes. Pulls continue meanwhile. With --all, a slipway without recipes can
-read everything that is left. So use it before a downgrade, and before any other program uses
-the data directory.`,
+and remove their recipes. Pulls continue meanwhile. After a run with --all, the data directory
+has no recipes any more. Do that before a downgrade to a version that does not know them, and
+before any other program uses the data directory.`,
 		RunE: func(cmd *cobra.Command, images []string) error {
 			if args.All == (len(images) > 0) {
 				return command.Usagef("name images, or give --all")
@@ -47,7 +47,7 @@ the data directory.`,
 		},
 	}
 	f.Add(cmd, false)
-	cmd.Flags().BoolVar(&args.All, "all", false, "all layers")
+	cmd.Flags().BoolVar(&args.All, "all", false, "store all dropped layers again")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
 	return cmd
 }

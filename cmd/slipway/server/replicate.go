@@ -26,11 +26,11 @@ func replicateCommand() *cobra.Command {
 		Example: `  slipway replicate --dry-run
   slipway replicate to-frankfurt
   slipway replicate --status --config /etc/slipway/config.yml`,
-		Long: `Do a run of the named rules of replication, or of all: compare both sides, and copy what differs.
-A server may use the data directory meanwhile; it does the run then. What is copied already is
-not copied again, so repeat a run that broke off.
+		Long: `Run the named replication rules, or all of them: compare both sides, and copy what differs. If a
+server uses the data directory, the server does the run. What was copied is not copied again, so
+if a run breaks off, repeat it.
 
-With --status, show what each rule did last, what waits, and what fails.`,
+--status shows what each rule did last, what waits and what fails.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, rules []string) error {
 			if status && (args.DryRun || args.DeleteMany) {
@@ -54,8 +54,8 @@ With --status, show what each rule did last, what waits, and what fails.`,
 	f.Add(cmd, false)
 	fl := cmd.Flags()
 	fl.BoolVar(&args.DryRun, "dry-run", false, "only show what would be copied and deleted")
-	fl.BoolVar(&args.DeleteMany, "delete-many", false, "delete here what the source has lost, even if that is most of what it had")
-	fl.BoolVar(&status, "status", false, "show the state of the rules")
+	fl.BoolVar(&args.DeleteMany, "delete-many", false, "delete here what the source has lost, even if that is more than half of the tags")
+	fl.BoolVar(&status, "status", false, "show the state of the rules, and run none")
 	command.AddJSON(cmd, &asJSON)
 	return cmd
 }

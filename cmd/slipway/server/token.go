@@ -38,13 +38,13 @@ func tokenCreateCommand() *cobra.Command {
 		Example: `  slipway token create ci --allow 'team/**=pull,push' --allow 'base/**=pull'
   slipway token create deploy --allow 'team/app=pull' --expires 1y
   slipway token create ci --config /etc/slipway/config.yml --allow 'team/**=pull,push' | docker login -u ci --password-stdin registry.example.com`,
-		Long: `Create an API token for a robot. The token alone goes to standard output; only its hash is
-stored, so it cannot be shown again. It is a password for the user name ROBOT, and also a
-bearer token.
+		Long: `Create an API token for a robot. Standard output gets only the token. The registry stores only
+its hash, so the token cannot be shown again. Clients use it as the password of the user ROBOT,
+or as a bearer token.
 
-The token permits the actions pull, push and delete on the repositories of its patterns, and
-nothing else; rules of auth.access do not apply to robots. Clients that push also need pull.
-To replace a token, create another for the same robot, and revoke the old one by its id.`,
+A token permits pull, push and delete on the repositories that match its patterns, and nothing
+else; the rules in auth.access do not apply to robots. Clients that push also need pull. To
+replace a token, create another one for the same robot, and revoke the old one by its id.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			create := dataroot.CreateTokenArgs{Robot: args[0]}
@@ -68,7 +68,7 @@ To replace a token, create another for the same robot, and revoke the old one by
 		},
 	}
 	f.Add(cmd, false)
-	cmd.Flags().StringArrayVar(&allow, "allow", nil, "what the token permits, as `PATTERN=ACTION[,ACTION...]` with pull, push, delete or *; can be repeated")
+	cmd.Flags().StringArrayVar(&allow, "allow", nil, "what the token permits, as `PATTERN=ACTION[,ACTION...]` with pull, push, delete or *; may be given several times")
 	cmd.Flags().StringVar(&expires, "expires", expires, "time until the token expires, such as 12h, 90d or 1y, or never")
 	command.AddJSON(cmd, &asJSON)
 	return cmd

@@ -78,10 +78,11 @@ func webhookTestCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "test NAME",
-		Short: "Send a webhook an event of a push that did not happen",
-		Long: `Send a webhook an event of a push to the repository ` + notify.TestRepo + `, which does not exist.
-The event has the format, the headers and the signature of the webhook. It goes past the queue,
-past what the webhook ignores, and is sent once. The status is 1 unless the answer is 2xx.`,
+		Short: "Send a test event to a webhook",
+		Long: `Send a webhook the event of a push to the repository ` + notify.TestRepo + `, which does not exist.
+The event has the format, the headers and the signature of the webhook. It does not wait in the
+queue, is sent even if the webhook ignores such events, and is not sent again. The exit status is
+1 unless the answer is 2xx.`,
 		Example: `  slipway webhook test --config /etc/slipway/config.yml ci`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
