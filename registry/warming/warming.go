@@ -60,8 +60,12 @@ const (
 	// maxOrders bounds the orders that hold at a time, maxNodes the nodes that ask. One
 	// client has at most half of the nodes.
 	maxOrders = 1000
-	maxNodes  = 20_000
-	maxShare  = 2
+	// mostPushed bounds the orders among them that pushes made, and perRepo those of one
+	// repository, so that who pushes many tags leaves room for others. Of a repository, the
+	// oldest order gives way.
+	mostPushed, perRepo = maxOrders / 2, 100
+	maxNodes            = 20_000
+	maxShare            = 2
 	// lifetime is how long a node is remembered after it asked, away after what time it
 	// counts as away, and refresh how often a progress that does not change is recorded.
 	lifetime = 5 * time.Minute
@@ -91,7 +95,9 @@ type Service struct {
 	shares map[string]int // how many nodes each client has
 	orders []*order       // the last one first
 	loaded time.Time      // when they were read; zero: they have to be read again
-	noted  map[notedKey]noted
+	// changes counts the changes of orders. What was read before the last one is not kept.
+	changes int
+	noted   map[notedKey]noted
 	// own are the orders that this server gets ready itself, by id.
 	own map[string]*readying
 }
@@ -200,18 +206,41 @@ func (s *Service) add(ctx context.Context, o *order, instead bool) error {
 	if err != nil {
 		return err
 	}
-	if len(active) >= maxOrders {
-		return &oci.Error{Code: oci.CodeTooManyRequests, Message: fmt.Sprintf("%d orders hold already; cancel some, or let them expire", len(active))}
+	var gone []*order
+	pushed := 0
+	if instead {
+		gone, pushed = replacedBy(o, active)
+	}
+	if n := len(active) - len(gone); n >= maxOrders || pushed-len(gone) >= mostPushed {
+		return &oci.Error{Code: oci.CodeTooManyRequests, Message: fmt.Sprintf("%d orders hold already; cancel some, or let them expire", n)}
 	}
 	defer s.reload()
-	for _, old := range active {
-		if instead && old.Cause == o.Cause && old.Repository == o.Repository && old.Reference == o.Reference && same(old.Nodes, o.Nodes) {
-			if err := s.facts.Cancel(ctx, old.ID); err != nil && !errors.Is(err, engine.ErrNotFound) {
-				return err
-			}
+	for _, old := range gone {
+		if err := s.facts.Cancel(ctx, old.ID); err != nil && !errors.Is(err, engine.ErrNotFound) {
+			return err
 		}
 	}
 	return s.facts.Add(ctx, warmfacts.Order{ID: o.ID, Spec: string(spec), Created: o.Created, Expires: o.Expires})
+}
+
+// replacedBy returns the orders whose place the order of a push takes, and how many orders
+// of pushes hold. The last order comes first.
+func replacedBy(o *order, active []*order) (gone []*order, pushed int) {
+	kept := 0
+	for _, old := range active {
+		if old.Cause != o.Cause {
+			continue
+		}
+		pushed++
+		if old.Repository != o.Repository {
+			continue
+		}
+		if kept++; kept >= perRepo || old.Reference == o.Reference && same(old.Nodes, o.Nodes) {
+			gone = append(gone, old)
+			kept--
+		}
+	}
+	return gone, pushed
 }
 
 func same(a, b *string) bool { return a == b || a != nil && b != nil && *a == *b }
@@ -221,12 +250,13 @@ func (s *Service) reload() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.loaded = time.Time{}
+	s.changes++
 }
 
 // known returns all orders.
 func (s *Service) known(ctx context.Context) ([]*order, error) {
 	s.mu.Lock()
-	orders, loaded := s.orders, s.loaded
+	orders, loaded, changes := s.orders, s.loaded, s.changes
 	s.mu.Unlock()
 	if now := s.o.Clock(); !loaded.IsZero() && (!s.db.Shared() || now.Sub(loaded) < stale && !now.Before(loaded)) {
 		return orders, nil
@@ -251,7 +281,9 @@ func (s *Service) known(ctx context.Context) ([]*order, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.orders, s.loaded = list, at
+	if s.changes == changes {
+		s.orders, s.loaded = list, at
+	}
 	return list, nil
 }
 

@@ -226,6 +226,65 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// TestManyPushes pushes more tags than can be ordered. The last ones are, nobody fills the room of
+// all others, and requests still find some.
+func TestManyPushes(t *testing.T) {
+	t.Parallel()
+	ctx, b := t.Context(), newBed(t, catalogtest.SQLite(t))
+	s, _ := b.open(warming.Options{Rules: []warming.Rule{{Matches: func(string, string) bool { return true }, Request: warm.Request{Nodes: nodes("")}}}})
+	hold := func() (by map[string]int, last map[string]string, all int) {
+		list, err := s.List(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		by, last = map[string]int{}, map[string]string{}
+		for _, o := range list {
+			if o.State == warm.Cancelled {
+				continue
+			}
+			all++
+			if by[o.Repository]++; last[o.Repository] == "" {
+				last[o.Repository] = o.Reference
+			}
+		}
+		return by, last, all
+	}
+	wait := func(what string, is func(by map[string]int, last map[string]string, all int) bool) {
+		t.Helper()
+		for end := time.Now().Add(2 * time.Minute); ; time.Sleep(5 * time.Millisecond) {
+			by, last, all := hold()
+			if is(by, last, all) {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%s is not ordered: %v, %v", what, by, last)
+			}
+		}
+	}
+	for n := range 110 {
+		tag := fmt.Sprint("v", n)
+		s.Pushed(ctx, "busy", tag)
+		wait(tag, func(by map[string]int, last map[string]string, _ int) bool { return last["busy"] == tag })
+		b.advance(time.Millisecond)
+	}
+	if by, _, _ := hold(); by["busy"] != 100 {
+		t.Errorf("of 110 tags of a repository, %d are ordered, not 100", by["busy"])
+	}
+	for i := range 6 {
+		repo := fmt.Sprint("team", i)
+		for tag := range 90 {
+			s.Pushed(ctx, repo, fmt.Sprint("v", tag))
+		}
+		wait(repo, func(by map[string]int, _ map[string]string, all int) bool { return by[repo] == 90 || all >= 500 })
+	}
+	if _, err := s.Begin(ctx, "alice", "mine", warm.Request{}); err != nil {
+		t.Errorf("after many pushes nothing can be ordered: %v", err)
+	}
+	if by, _, all := hold(); all > 501 || by["mine"] != 1 || by["busy"] != 100 {
+		t.Errorf("%d orders hold: %v", all, by)
+	}
+}
+
 // TestRights checks that a node hears of no order for a repository that it may not pull from,
 // and that such a node does not hold up the order.
 func TestRights(t *testing.T) {
