@@ -175,7 +175,7 @@ func (w *warmer) ask(ctx context.Context, host string) {
 func (w *warmer) follow(ctx context.Context, host string, a *asking, tasks []warm.Task) {
 	wanted := map[string]bool{}
 	w.mu.Lock()
-	for _, t := range tasks {
+	for _, t := range bounded(tasks, time.Now()) {
 		wanted[t.ID] = true
 		if a.tasks[t.ID] != nil {
 			continue
@@ -200,6 +200,18 @@ func (w *warmer) follow(ctx context.Context, host string, a *asking, tasks []war
 	if err := w.a.images.EndWarm(host, wanted); err != nil {
 		w.a.log.Warn("images that were kept for orders stay for now", "registry", host, "err", err)
 	}
+}
+
+// bounded returns those of a registry's tasks that this node heeds. No registry can have
+// very many images kept, or keep them for ever.
+func bounded(tasks []warm.Task, now time.Time) []warm.Task {
+	tasks, latest := slices.Clone(tasks[:min(len(tasks), warm.MaxTasks)]), now.Add(warm.MaxLifetime)
+	for i := range tasks {
+		if tasks[i].Expires.After(latest) {
+			tasks[i].Expires = latest
+		}
+	}
+	return tasks
 }
 
 // do fetches an image, and tries again until that succeeds or cannot succeed.

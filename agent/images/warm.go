@@ -38,6 +38,10 @@ type WarmOrder struct {
 	Until        time.Time
 }
 
+// key identifies the order. One server may have two names, and then both are registries
+// with the same orders.
+func (o WarmOrder) key() string { return o.Registry + " " + o.ID }
+
 // Warm makes an image ready to start: its indexes, its tree, and the files of its profile
 // or, if all is set, all files. It keeps the image for the order. A pull or a mount of the
 // same image finds all that. Errors: ErrUnpacks, and those of the registry and of
@@ -66,10 +70,15 @@ func (m *Set) keep(ctx context.Context, o WarmOrder, image string) (chain, way s
 		return "", "", err
 	}
 	way, _, _ = strings.Cut(why[len(why)-1], ":")
+	return l.ChainID, way, m.hold(o, l.ChainID)
+}
+
+// hold records that an image is kept for an order.
+func (m *Set) hold(o WarmOrder, chain string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.warm[o.ID] = held{o.Registry, l.ChainID, o.Until}
-	return l.ChainID, way, m.saveWarm()
+	m.warm[o.key()] = held{o.Registry, chain, o.Until}
+	return m.saveWarm()
 }
 
 // saveWarm writes the record of kept images. The caller holds mu.
@@ -108,7 +117,9 @@ func (m *Set) loadWarm() error {
 // those that an earlier agent began. The files that nothing else needs stay in the cache
 // until it needs the space.
 func (m *Set) EndWarm(registry string, wanted map[string]bool) error {
-	return m.endWarm(func(id string, h held) bool { return h.Registry == registry && !wanted[id] })
+	return m.endWarm(func(key string, h held) bool {
+		return h.Registry == registry && !wanted[strings.TrimPrefix(key, registry+" ")]
+	})
 }
 
 // ExpireWarm does what EndWarm does for all orders whose time is over.
@@ -116,13 +127,13 @@ func (m *Set) ExpireWarm(now time.Time) error {
 	return m.endWarm(func(_ string, h held) bool { return now.After(h.Until) })
 }
 
-func (m *Set) endWarm(ended func(id string, h held) bool) error {
+func (m *Set) endWarm(ended func(key string, h held) bool) error {
 	m.mu.Lock()
 	var chains []string
-	for id, h := range m.warm {
-		if ended(id, h) {
+	for key, h := range m.warm {
+		if ended(key, h) {
 			chains = append(chains, h.Chain)
-			delete(m.warm, id)
+			delete(m.warm, key)
 		}
 	}
 	var err error
