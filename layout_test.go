@@ -122,7 +122,7 @@ var layout = map[string][]string{
 	"registry/server/names":        {"oci", "registry/server/edge"},
 	"registry/signatures":          {"oci", "registry/catalog"},
 	"registry/storage":             {"oci", "registry/catalog", "registry/catalog/engine", "registry/objstore", "registry/replica", "registry/verify"},
-	"registry/tracker":             {"oci/peering"},
+	"registry/tracker":             {"oci", "oci/peering"},
 	"registry/upload":              {"oci", "registry/catalog", "registry/objstore", "registry/replica", "registry/storage", "registry/verify"},
 	"registry/verify":              {"oci"},
 	"registry/warming":             {"oci", "oci/warm", "registry/catalog/engine", "registry/catalog/warmfacts"},

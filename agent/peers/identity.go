@@ -18,8 +18,9 @@ import (
 // identity is the key that a node shows to other nodes. The node makes it itself; the
 // registry says which node has which key. It lives as long as the process.
 type identity struct {
-	cert tls.Certificate
-	key  peering.Key
+	cert    tls.Certificate
+	private ed25519.PrivateKey
+	key     peering.Key
 }
 
 func newIdentity() (*identity, error) {
@@ -40,7 +41,7 @@ func newIdentity() (*identity, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &identity{tls.Certificate{Certificate: [][]byte{der}, PrivateKey: private, Leaf: cert}, keyOf(cert)}, nil
+	return &identity{tls.Certificate{Certificate: [][]byte{der}, PrivateKey: private, Leaf: cert}, private, keyOf(cert)}, nil
 }
 
 // keyOf returns the key of a certificate.

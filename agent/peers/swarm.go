@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io/fs"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -123,11 +124,34 @@ func (s *swarm) announceAll() {
 	}
 }
 
-func (s *swarm) announcement() *peering.Announcement {
+// tell announces the image to the registry.
+func (s *swarm) tell(ctx context.Context, leaving bool) (*peering.Answer, error) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	return &peering.Announcement{Manifest: s.ref.Manifest, Key: s.x.id.key.String(), Address: s.x.addr,
-		Zone: s.x.opts.Zone, Rack: s.x.opts.Rack, Complete: s.whole}
+	a := &peering.Announcement{Manifest: s.ref.Manifest, Address: s.x.addr, Zone: s.x.opts.Zone, Rack: s.x.opts.Rack, Complete: s.whole, Leaving: leaving}
+	s.mu.Unlock()
+	if err := a.Sign(s.x.id.private); err != nil {
+		return nil, err
+	}
+	return s.x.opts.Announce(ctx, s.ref, a)
+}
+
+// maxKnown bounds how many nodes of an answer are used. A registry names about 50.
+const maxKnown = 256
+
+// membersOf returns the nodes of an answer.
+func (s *swarm) membersOf(a *peering.Answer) (known []*member) {
+	for _, p := range a.Peers {
+		key, err := peering.ParseKey(p.Key)
+		at, wrong := netip.ParseAddrPort(p.Address) // or it could be any part of a URL
+		if err != nil || wrong != nil || at.Addr().IsUnspecified() || at.Addr().IsMulticast() || at.Addr().Zone() != "" || key == s.x.id.key {
+			continue
+		}
+		if known = append(known, &member{s.x.peer(key, at.String()), p.Complete, p.Near}); len(known) == maxKnown {
+			break
+		}
+	}
+	slices.SortFunc(known, func(a, b *member) int { return slices.Compare(a.key[:], b.key[:]) })
+	return known
 }
 
 // announce announces the image once, and returns when to do so again.
@@ -135,20 +159,14 @@ func (s *swarm) announce() (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(s.ctx, announceTime)
 	defer cancel()
 	sent := time.Now()
-	a, err := s.x.opts.Announce(ctx, s.ref, s.announcement())
+	a, err := s.tell(ctx, false)
 	if err != nil {
 		return 0, err
 	}
 	now := time.Now()
 	// The answer's time lies between the two.
 	s.x.vouch(s.at, a, sent.Add(now.Sub(sent)/2))
-	var known []*member
-	for _, p := range a.Peers {
-		if key, err := peering.ParseKey(p.Key); err == nil && key != s.x.id.key {
-			known = append(known, &member{s.x.peer(key, p.Address), p.Complete, p.Near})
-		}
-	}
-	slices.SortFunc(known, func(a, b *member) int { return slices.Compare(a.key[:], b.key[:]) })
+	known := s.membersOf(a)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.known, s.grant, s.ends = known, a.Grant, sent.Add(a.Ends.Sub(a.Time))
@@ -166,9 +184,7 @@ func (s *swarm) forget() {
 func (s *swarm) leave() {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTime)
 	defer cancel()
-	a := s.announcement()
-	a.Leaving = true
-	if _, err := s.x.opts.Announce(ctx, s.ref, a); err != nil {
+	if _, err := s.tell(ctx, true); err != nil {
 		s.x.log.Debug("leaving", "source", s.ref.String(), "err", err)
 	}
 }

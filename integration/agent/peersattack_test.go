@@ -4,11 +4,9 @@ import (
 	"bytes"
 	"crypto/ed25519"
 	"crypto/rand"
-	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/binary"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -32,7 +30,7 @@ import (
 type stranger struct {
 	t    *testing.T
 	cert tls.Certificate
-	key  string // the SHA-256 of the public key
+	key  ed25519.PrivateKey
 }
 
 func newStranger(t *testing.T) *stranger {
@@ -46,12 +44,7 @@ func newStranger(t *testing.T) *stranger {
 	if err != nil {
 		t.Fatal(err)
 	}
-	spki, err := x509.MarshalPKIXPublicKey(public)
-	if err != nil {
-		t.Fatal(err)
-	}
-	sum := sha256.Sum256(spki)
-	return &stranger{t, tls.Certificate{Certificate: [][]byte{der}, PrivateKey: private}, hex.EncodeToString(sum[:])}
+	return &stranger{t, tls.Certificate{Certificate: [][]byte{der}, PrivateKey: private}, private}
 }
 
 // introduced is a registry's answer to an announcement.
@@ -63,8 +56,8 @@ type introduced struct {
 // announce announces the stranger at an address, with the rights of a client.
 func (s *stranger) announce(c *wire.Client, repo, manifest, address string) (a introduced, status int) {
 	s.t.Helper()
-	body := fmt.Sprintf(`{"manifest":%q,"key":%q,"address":%q,"complete":true}`, manifest, s.key, address)
-	resp, err := c.Do(s.t.Context(), http.MethodPost, "/v2/"+repo+"/_slipway/gear/peers", http.Header{"Content-Type": {"application/json"}}, []byte(body))
+	body := node.Announcement(s.t, s.key, manifest, address, true)
+	resp, err := c.Do(s.t.Context(), http.MethodPost, "/v2/"+repo+"/_slipway/gear/peers", http.Header{"Content-Type": {"application/json"}}, body)
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -3,6 +3,7 @@ package docs
 import (
 	"bytes"
 	"context"
+	"crypto/ed25519"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -18,6 +19,7 @@ import (
 	"github.com/getkin/kin-openapi/openapi3"
 
 	"example.org/slipway/integration/internal/imagetest"
+	"example.org/slipway/integration/internal/node"
 	"example.org/slipway/integration/internal/proc"
 	"example.org/slipway/integration/internal/slipway"
 	"example.org/slipway/integration/internal/tool"
@@ -270,8 +272,8 @@ func (a *api) gear() {
 	a.ask(c, "POST", nodes, fill(nodes, ""), jsonBody, []byte(`{"node":"worker-3","image":"registry.example.com/team/app:1"}`), 202)
 	a.ask(c, "POST", nodes, fill(nodes, ""), jsonBody, []byte(`{}`), 400)
 	const peers = "/v2/{name}/_slipway/gear/peers"
-	node := fmt.Appendf(nil, `{"manifest":%q,"key":%q,"address":":5003"}`, a.image.Top.Digest, strings.Repeat("ab", 32))
-	a.ask(c, "POST", peers, fill(peers, ""), jsonBody, node, 200)
+	announcement := node.Announcement(a.t, ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize)), a.image.Top.Digest, ":5003", false)
+	a.ask(c, "POST", peers, fill(peers, ""), jsonBody, announcement, 200)
 	a.ask(c, "POST", peers, fill(peers, ""), jsonBody, []byte(`{}`), 400)
 }
 

@@ -9,6 +9,8 @@ package peering
 
 import (
 	"crypto/ed25519"
+	"crypto/sha256"
+	"crypto/x509"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
@@ -36,6 +38,44 @@ type Announcement struct {
 	Complete bool `json:"complete,omitempty"`
 	// Leaving says that the node does not serve the image any more.
 	Leaving bool `json:"leaving,omitempty"`
+	// Public is the node's Ed25519 key in its PKIX form, and Proof the signature with it of
+	// all that is above. Other nodes know Key, and without the proof each of them could
+	// announce it at an address of its own, or as leaving.
+	Public []byte `json:"public"`
+	Proof  []byte `json:"proof"`
+}
+
+// proofDomain keeps signatures of announcements apart from other signatures with the same
+// key.
+const proofDomain = "slipway peer announcement v1\x00"
+
+// maxPublic bounds the PKIX form of a key in bytes. That of Ed25519 takes 44.
+const maxPublic = 64
+
+// Sign sets Key, Public and Proof.
+func (a *Announcement) Sign(key ed25519.PrivateKey) error {
+	public, err := x509.MarshalPKIXPublicKey(key.Public())
+	if err != nil {
+		return err
+	}
+	a.Key, a.Public = Key(sha256.Sum256(public)).String(), public
+	a.Proof = ed25519.Sign(key, a.statement())
+	return nil
+}
+
+// statement returns what Proof signs. Texts have no line breaks, says Check.
+func (a *Announcement) statement() []byte {
+	return fmt.Appendf(nil, "%s%s\n%s\n%s\n%s\n%s\n%t\n%t", proofDomain, a.Manifest, a.Key, a.Address, a.Zone, a.Rack, a.Complete, a.Leaving)
+}
+
+// proved reports whether Proof is right.
+func (a *Announcement) proved(key Key) bool {
+	if len(a.Public) > maxPublic || sha256.Sum256(a.Public) != key {
+		return false
+	}
+	parsed, err := x509.ParsePKIXPublicKey(a.Public)
+	public, ok := parsed.(ed25519.PublicKey)
+	return err == nil && ok && ed25519.Verify(public, a.statement(), a.Proof)
 }
 
 // maxText bounds each text of an announcement in bytes.
@@ -51,11 +91,17 @@ func (a *Announcement) Check() error {
 	if a.Manifest == "" {
 		return errors.New("an announcement names the manifest of its image")
 	}
-	if _, err := ParseKey(a.Key); err != nil {
+	key, err := ParseKey(a.Key)
+	if err != nil {
 		return err
 	}
-	_, err := a.at(netip.IPv6Unspecified())
-	return err
+	if _, err := a.at(netip.IPv6Unspecified()); err != nil {
+		return err
+	}
+	if !a.proved(key) {
+		return errors.New("the announcement is not signed with the node's key")
+	}
+	return nil
 }
 
 // At returns the node's address. seen is the address that the registry sees.

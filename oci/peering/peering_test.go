@@ -3,6 +3,7 @@ package peering_test
 import (
 	"crypto/ed25519"
 	"errors"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -43,6 +44,42 @@ func TestGrant(t *testing.T) {
 	}
 	if _, err := peering.Verify(text, nil); !errors.Is(err, peering.ErrGrant) {
 		t.Errorf("without a key: %v", err)
+	}
+}
+
+// TestProof changes each field of an announcement. Only what the holder of the key said is taken.
+func TestProof(t *testing.T) {
+	_, private := keys(t)
+	said := peering.Announcement{Manifest: "sha256:m", Address: ":5003", Zone: "z", Rack: "r"}
+	if err := said.Sign(private); err != nil {
+		t.Fatal(err)
+	}
+	if err := said.Check(); err != nil {
+		t.Fatal(err)
+	}
+	other := peering.Announcement{Manifest: "sha256:n", Address: "10.0.0.1:1", Zone: "y", Rack: "s", Complete: true, Leaving: true}
+	if err := other.Sign(ed25519.NewKeyFromSeed([]byte(strings.Repeat("x", ed25519.SeedSize)))); err != nil {
+		t.Fatal(err)
+	}
+	fields := reflect.TypeFor[peering.Announcement]()
+	for i := range fields.NumField() {
+		for _, with := range []reflect.Value{reflect.ValueOf(other).Field(i), reflect.Zero(fields.Field(i).Type)} {
+			changed := said
+			field := reflect.ValueOf(&changed).Elem().Field(i)
+			if reflect.DeepEqual(field.Interface(), with.Interface()) {
+				continue
+			}
+			field.Set(with)
+			if err := changed.Check(); err == nil {
+				t.Errorf("%s is %v in what somebody else announces, and that is taken", fields.Field(i).Name, with)
+			}
+		}
+	}
+	// Fields do not run into each other.
+	moved := said
+	moved.Zone, moved.Rack = "", said.Zone+"\n"+said.Rack
+	if err := moved.Check(); err == nil {
+		t.Error("a text with a line break is taken")
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"example.org/slipway/oci"
 	"example.org/slipway/oci/peering"
 )
 
@@ -39,8 +40,14 @@ const (
 	// fetches the image from the registry once. foreign is how many complete nodes of other
 	// cells a node is told of.
 	cell, foreign = 48, 4
-	// maxMembers bounds the announcements of all nodes. One takes about 400 bytes.
+	// maxMembers bounds the announcements of all nodes. One takes about 400 bytes. One client
+	// has at most half of them.
 	maxMembers = 100_000
+	maxShare   = 2
+	// perSecond bounds how many nodes of one image announce it per second, by when they are
+	// to announce it again. sweepEvery is how often room is made for more at most.
+	perSecond  = 500
+	sweepEvery = time.Second
 )
 
 // Tracker introduces nodes to each other. New makes one. It is safe for concurrent use.
@@ -51,6 +58,8 @@ type Tracker struct {
 	mu     sync.Mutex
 	swarms map[swarmKey]*swarm
 	count  int
+	shares map[netip.Addr]int // of count, by client
+	swept  time.Time
 
 	announcements *prometheus.CounterVec
 }
@@ -68,6 +77,7 @@ type swarm struct {
 // member is a node that uses an image.
 type member struct {
 	peering.Peer
+	client     netip.Addr
 	zone, rack string
 	cell       int
 	seen       time.Time
@@ -78,7 +88,7 @@ func New(key ed25519.PrivateKey, clock func() time.Time) *Tracker {
 	if clock == nil {
 		clock = time.Now
 	}
-	t := &Tracker{key: key, clock: clock, swarms: map[swarmKey]*swarm{}}
+	t := &Tracker{key: key, clock: clock, swarms: map[swarmKey]*swarm{}, shares: map[netip.Addr]int{}}
 	t.announcements = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "slipway_peers_announcements_total", Help: "Announcements of nodes that use an image, by outcome."}, []string{"outcome"})
 	for _, outcome := range []string{"answered", "refused"} {
@@ -108,7 +118,7 @@ func (t *Tracker) Announce(repo, seen string, a *peering.Announcement) (*peering
 	} else if at, err := netip.ParseAddr(seen); err == nil {
 		ip = at
 	}
-	out, err := t.announce(repo, ip.Unmap(), a)
+	out, err := t.announce(repo, oci.ClientOf(seen), ip.Unmap(), a)
 	outcome := "answered"
 	if err != nil {
 		outcome = "refused"
@@ -117,7 +127,7 @@ func (t *Tracker) Announce(repo, seen string, a *peering.Announcement) (*peering
 	return out, err
 }
 
-func (t *Tracker) announce(repo string, seen netip.Addr, a *peering.Announcement) (*peering.Answer, error) {
+func (t *Tracker) announce(repo string, client, seen netip.Addr, a *peering.Announcement) (*peering.Answer, error) {
 	if err := a.Check(); err != nil {
 		return nil, err
 	}
@@ -144,7 +154,7 @@ func (t *Tracker) announce(repo string, seen netip.Addr, a *peering.Announcement
 		}
 		return out, nil
 	}
-	me, err := t.join(k, now, a, at)
+	me, err := t.join(k, client, now, a, at)
 	if err != nil {
 		return nil, err
 	}
@@ -157,53 +167,86 @@ func (t *Tracker) announce(repo string, seen netip.Addr, a *peering.Announcement
 	case age < starting:
 		out.Again = soon.Milliseconds()
 	}
+	out.Again = min(max(out.Again, int64(len(s.members))*1000/perSecond), later.Milliseconds())
 	return out, nil
 }
 
 // join adds or renews the member of an announcement. mu is held.
-func (t *Tracker) join(k swarmKey, now time.Time, a *peering.Announcement, at netip.AddrPort) (*member, error) {
+func (t *Tracker) join(k swarmKey, client netip.Addr, now time.Time, a *peering.Announcement, at netip.AddrPort) (*member, error) {
 	s := t.swarms[k]
 	var old *member
 	if s != nil {
 		old = s.members[a.Key]
 	}
-	if old == nil {
-		if t.count >= maxMembers {
-			if t.expireAll(now); t.count >= maxMembers {
-				return nil, fmt.Errorf("there is no room for more: nodes announced %d images already", t.count)
-			}
-			s = t.swarms[k]
+	m := &member{Peer: peering.Peer{Key: a.Key, Address: at.String(), Complete: a.Complete}, client: client, zone: a.Zone, rack: a.Rack, seen: now}
+	if old != nil {
+		if a.Complete && !old.Complete {
+			s.changed = now
 		}
-		if s == nil {
-			s = &swarm{members: map[string]*member{}}
-			t.swarms[k] = s
-		}
-		s.restarted(t, a, at)
-		t.count++
-		old = &member{cell: s.roomIn(a.Zone)}
+		m.cell = old.cell
+		t.drop(s, a.Key)
+		t.add(s, m)
+		return m, nil
+	}
+	if err := t.room(client, now); err != nil {
+		return nil, err
+	}
+	if s = t.swarms[k]; s == nil {
+		s = &swarm{members: map[string]*member{}}
+		t.swarms[k] = s
+	}
+	if !t.restarted(s, a, at) {
 		s.changed = now
 	}
-	if a.Complete && !old.Complete {
-		s.changed = now
-	}
-	m := &member{Peer: peering.Peer{Key: a.Key, Address: at.String(), Complete: a.Complete}, zone: a.Zone, rack: a.Rack, cell: old.cell, seen: now}
-	s.members[a.Key] = m
+	m.cell = s.roomIn(a.Zone)
+	t.add(s, m)
 	return m, nil
 }
 
+// room returns an error if there is no room for another member of a client. mu is held.
+func (t *Tracker) room(client netip.Addr, now time.Time) error {
+	full := func() bool { return t.count >= maxMembers || t.shares[client] >= maxMembers/maxShare }
+	if full() && now.Sub(t.swept) >= sweepEvery {
+		t.swept = now
+		t.expireAll(now)
+	}
+	if full() {
+		return fmt.Errorf("there is no room for more: nodes announced %d images already, and %d of them from this address", t.count, t.shares[client])
+	}
+	return nil
+}
+
+// add and drop count the members. mu is held.
+func (t *Tracker) add(s *swarm, m *member) {
+	s.members[m.Key] = m
+	t.count++
+	t.shares[m.client]++
+}
+
+func (t *Tracker) drop(s *swarm, key string) {
+	m := s.members[key]
+	delete(s.members, key)
+	t.count--
+	if t.shares[m.client]--; t.shares[m.client] == 0 {
+		delete(t.shares, m.client)
+	}
+}
+
 // restarted drops the member that had a new member's address before: the node has restarted
-// and has another key. An address that a node only claims drops nobody. The tracker's mu is
-// held.
-func (s *swarm) restarted(t *Tracker, a *peering.Announcement, at netip.AddrPort) {
+// and has another key. It reports whether there was one. An address that a node only claims
+// drops nobody. Nodes behind one address, of a proxy say, drop each other all the time, so
+// that does not count as a change. mu is held.
+func (t *Tracker) restarted(s *swarm, a *peering.Announcement, at netip.AddrPort) (was bool) {
 	if !strings.HasPrefix(a.Address, ":") {
-		return
+		return false
 	}
 	for key, m := range s.members {
 		if m.Address == at.String() {
-			delete(s.members, key)
-			t.count--
+			t.drop(s, key)
+			was = true
 		}
 	}
+	return was
 }
 
 // roomIn returns the cell of a new member. Members of a zone share cells if they can.
@@ -253,8 +296,7 @@ func (t *Tracker) leave(k swarmKey, s *swarm, key string, now time.Time) {
 	if s.members[key] == nil {
 		return
 	}
-	delete(s.members, key)
-	t.count--
+	t.drop(s, key)
 	s.changed = now
 	if len(s.members) == 0 {
 		delete(t.swarms, k)

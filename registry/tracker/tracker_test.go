@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -29,15 +30,24 @@ func newBed(t *testing.T) *bed {
 	return b
 }
 
-func keyOf(n int) string { return peering.Key(sha256.Sum256(fmt.Append(nil, n))).String() }
-
-func (b *bed) announce(repo string, n int, change func(*peering.Announcement)) *peering.Answer {
-	b.Helper()
-	a := &peering.Announcement{Manifest: "sha256:m", Key: keyOf(n), Address: ":5003"}
+// of returns an announcement of node n.
+func of(n int, change func(*peering.Announcement)) *peering.Announcement {
+	a := &peering.Announcement{Manifest: "sha256:m", Address: ":5003"}
 	if change != nil {
 		change(a)
 	}
-	out, err := b.Announce(repo, fmt.Sprintf("10.0.%d.%d:4711", n>>8, n&255), a)
+	seed := sha256.Sum256(fmt.Append(nil, n))
+	if err := a.Sign(ed25519.NewKeyFromSeed(seed[:])); err != nil {
+		panic(err) // there are keys of that kind
+	}
+	return a
+}
+
+func keyOf(n int) string { return of(n, nil).Key }
+
+func (b *bed) announce(repo string, n int, change func(*peering.Announcement)) *peering.Answer {
+	b.Helper()
+	out, err := b.Announce(repo, fmt.Sprintf("10.0.%d.%d:4711", n>>8, n&255), of(n, change))
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -74,13 +84,13 @@ func TestSwarm(t *testing.T) {
 	// Node 2 restarts with another key. Only an address that the registry sees itself drops the
 	// member that had it before.
 	for key, address := range map[int]string{5: "10.0.0.2:5003", 6: ":5003"} {
-		a := &peering.Announcement{Manifest: address, Key: keyOf(2), Address: ":5003"}
-		if _, err := b.Announce("team/app", "10.0.0.2:99", a); err != nil {
-			t.Fatal(err)
-		}
-		a.Key, a.Address = keyOf(key), address
-		if _, err := b.Announce("team/app", "10.0.0.2:99", a); err != nil {
-			t.Fatal(err)
+		for _, a := range []*peering.Announcement{
+			of(2, func(a *peering.Announcement) { a.Manifest = address }),
+			of(key, func(a *peering.Announcement) { a.Manifest, a.Address = address, address }),
+		} {
+			if _, err := b.Announce("team/app", "10.0.0.2:99", a); err != nil {
+				t.Fatal(err)
+			}
 		}
 		want := 1
 		if key == 5 {
@@ -133,15 +143,18 @@ func TestCells(t *testing.T) {
 func TestRefused(t *testing.T) {
 	b := newBed(t)
 	for name, change := range map[string]func(*peering.Announcement){
-		"no manifest": func(a *peering.Announcement) { a.Manifest = "" }, "no key": func(a *peering.Announcement) { a.Key = "" },
-		"short key": func(a *peering.Announcement) { a.Key = "ab" }, "large key": func(a *peering.Announcement) { a.Key = "AB" + keyOf(1)[2:] },
-		"name": func(a *peering.Announcement) { a.Address = "localhost:1" }, "loopback": func(a *peering.Announcement) { a.Address = "127.0.0.1:1" },
+		"no manifest": func(a *peering.Announcement) { a.Manifest = "" }, "name": func(a *peering.Announcement) { a.Address = "localhost:1" }, "loopback": func(a *peering.Announcement) { a.Address = "127.0.0.1:1" },
 		"link-local": func(a *peering.Announcement) { a.Address = "[fe80::1]:1" }, "metadata": func(a *peering.Announcement) { a.Address = "169.254.169.254:80" },
 		"zone": func(a *peering.Announcement) { a.Zone = string(make([]byte, 300)) }, "line": func(a *peering.Announcement) { a.Rack = "a\nb" },
 		"port": func(a *peering.Announcement) { a.Address = ":0" }, "multicast": func(a *peering.Announcement) { a.Address = "[ff02::1]:1" },
 	} {
-		a := &peering.Announcement{Manifest: "sha256:m", Key: keyOf(1), Address: ":5003"}
-		change(a)
+		if _, err := b.Announce("team/app", "10.0.0.1:1", of(1, change)); err == nil {
+			t.Errorf("%s: taken", name)
+		}
+	}
+	for name, key := range map[string]string{"no key": "", "short key": "ab", "large key": strings.ToUpper(keyOf(1)), "another's key": keyOf(3)} {
+		a := of(1, nil)
+		a.Key = key
 		if _, err := b.Announce("team/app", "10.0.0.1:1", a); err == nil {
 			t.Errorf("%s: taken", name)
 		}
@@ -149,11 +162,60 @@ func TestRefused(t *testing.T) {
 	if a := b.announce("team/app", 2, nil); len(a.Peers) != 0 {
 		t.Errorf("refused announcements count: %v", a.Peers)
 	}
-	if a, err := b.Announce("six/app", "2001:db8::7", &peering.Announcement{Manifest: "m", Key: keyOf(1), Address: ":5003"}); err != nil || len(a.Peers) != 0 {
+	if a, err := b.Announce("six/app", "2001:db8::7", of(1, func(a *peering.Announcement) { a.Manifest = "m" })); err != nil || len(a.Peers) != 0 {
 		t.Fatalf("IPv6: %v, %v", a, err)
 	}
 	if a := b.announce("six/app", 2, func(a *peering.Announcement) { a.Manifest = "m" }); len(a.Peers) != 1 || a.Peers[0].Address != "[2001:db8::7]:5003" {
 		t.Errorf("IPv6: %v", a.Peers)
+	}
+}
+
+// TestStorms checks how often nodes are to announce an image, whatever their addresses are.
+func TestStorms(t *testing.T) {
+	const quiet = 2 * time.Minute
+	for name, c := range map[string]struct {
+		nodes, perSecond int
+		seen             func(n int) string
+	}{
+		"a large roll-out":       {1000, 1000, func(n int) string { return fmt.Sprintf("10.0.%d.%d:1", n>>8, n&255) }},
+		"all behind one address": {20, 80, func(int) string { return "10.0.0.1:1" }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			begin := b.now
+			due, all := make([]time.Time, c.nodes), make([]*peering.Announcement, c.nodes)
+			for n := range due {
+				all[n] = of(n, nil)
+				due[n] = begin.Add(time.Duration(n) * time.Second / time.Duration(c.nodes)) // all within a second
+			}
+			count := map[time.Duration]int{} // by second
+			for ; b.now.Sub(begin) < quiet+time.Minute; b.now = b.now.Add(20 * time.Millisecond) {
+				for n := range due {
+					if b.now.Before(due[n]) {
+						continue
+					}
+					a, err := b.Announce("team/app", c.seen(n), all[n])
+					if err != nil {
+						t.Fatal(err)
+					}
+					count[b.now.Sub(begin).Truncate(time.Second)]++
+					due[n] = b.now.Add(time.Duration(a.Again) * time.Millisecond)
+				}
+			}
+			last := 0
+			for at, n := range count {
+				if n > c.perSecond && at >= time.Second { // each node comes in the first second
+					t.Errorf("%d nodes announce %d times in the second after %v", c.nodes, n, at)
+				}
+				if at >= quiet {
+					last += n
+				}
+			}
+			if last > 2*c.nodes {
+				t.Errorf("%d nodes announce %d times in a minute in which nothing happens", c.nodes, last)
+			}
+		})
 	}
 }
 
@@ -164,9 +226,12 @@ func BenchmarkAnnounce(b *testing.B) {
 		b.Fatal(err)
 	}
 	tr := tracker.New(key, nil)
+	var all [200]*peering.Announcement
+	for i := range all {
+		all[i] = of(i, nil)
+	}
 	for i := 0; b.Loop(); i++ {
-		a := &peering.Announcement{Manifest: "m", Key: keyOf(i % 200), Address: ":5003"}
-		if _, err := tr.Announce("team/app", "10.0.0.1:1", a); err != nil {
+		if _, err := tr.Announce("team/app", fmt.Sprintf("10.0.0.%d:1", i%len(all)), all[i%len(all)]); err != nil {
 			b.Fatal(err)
 		}
 	}
