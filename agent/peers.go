@@ -41,7 +41,8 @@ func (a *Agent) tellPeers(ctx context.Context) {
 		images := map[gearfs.SourceRef]bool{}
 		for i := range st.Images {
 			if img := &st.Images[i]; len(img.Sources) > 0 {
-				images[img.Sources[0]] = img.Complete
+				others, known := images[img.Sources[0]] // of other layers
+				images[img.Sources[0]] = img.Complete && (others || !known)
 			}
 		}
 		a.peers.Using(images)

@@ -24,6 +24,8 @@ type claim struct {
 	// of files.
 	b   []byte
 	err error
+	// users counts the uploads that keep the claim and its bytes. The swarm's mu guards it.
+	users int
 }
 
 // direct notes that this node fetches pieces into its cache of files itself, so that other
@@ -58,37 +60,82 @@ const (
 	claimTime = 2 * time.Minute
 	// lastResort is how many nodes are asked for what the registry does not give.
 	lastResort = 4
+	// maxHeld bounds the bytes of pieces that are fetched for uploads and wait to be sent.
+	// Nodes that start an image together ask for the same pieces.
+	maxHeld = 256 << 20
 )
 
 var errNoSource = errors.New("nobody gave it")
 
-// claimAll begins to fetch pieces, unless they are being fetched or were lately.
-func (s *swarm) claimAll(list []want) []*claim {
+// claimAll begins to fetch pieces, unless they are being fetched or were lately. For an
+// upload, which releases each claim, a claim is nil if there is no room for its bytes.
+func (s *swarm) claimAll(list []want, upload bool) []*claim {
 	out := make([]*claim, len(list))
 	var fresh []*claim
 	for i, w := range list {
 		size, sum, _ := w.of(w.f)
 		if f := s.x.hot.get(s.at, w.piece); f != nil {
 			if b, err := f.open(size, sum); err == nil {
-				out[i] = &claim{want: w, done: closed, b: b}
+				c := &claim{want: w, done: closed, b: b}
+				if !upload || s.keep(c, size) {
+					out[i] = c
+				}
 				continue
 			}
 			s.x.hot.drop(s.at, w.piece)
 		}
 		s.mu.Lock()
-		c := s.claims[w.piece]
-		if c == nil {
+		c, known := s.claims[w.piece]
+		if !known {
 			c = &claim{want: w, done: make(chan struct{})}
-			s.claims[w.piece] = c
-			fresh = append(fresh, c)
+		}
+		if !upload || s.keep(c, size) {
+			if out[i] = c; !known {
+				s.claims[w.piece] = c
+				fresh = append(fresh, c)
+				if upload { // the fetch keeps it, too, and may outlast the upload
+					c.users++
+				}
+			}
 		}
 		s.mu.Unlock()
-		out[i] = c
 	}
-	if len(fresh) > 0 && !s.x.goWork(func() { s.fetch(fresh) }) {
+	if len(fresh) == 0 {
+		return out
+	}
+	fetched := func() {
+		for _, c := range fresh {
+			if upload {
+				s.release(c)
+			}
+		}
+	}
+	if !s.x.goWork(func() { s.fetch(fresh); fetched() }) {
 		s.settle(context.Canceled, fresh...)
+		fetched()
 	}
 	return out
+}
+
+// keep notes that an upload keeps a claim, if there is room. mu is held, or nobody else has
+// the claim.
+func (s *swarm) keep(c *claim, size int) bool {
+	if c.users == 0 && s.x.held.Add(int64(size)) > maxHeld {
+		s.x.held.Add(-int64(size))
+		return false
+	}
+	c.users++
+	return true
+}
+
+// release ends keep.
+func (s *swarm) release(c *claim) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.users--; c.users == 0 {
+		size, _, _ := c.of(c.f)
+		s.x.held.Add(-int64(size))
+	}
 }
 
 var closed = func() chan struct{} {
@@ -215,14 +262,18 @@ func (s *swarm) ask(ctx context.Context, m *member, fetch bool, list []want, mov
 	grant := s.grant
 	s.mu.Unlock()
 	var own error // of got
+	given := 0
 	err := m.ask(ctx, grant, fetch, s.registry.limits(sizeOfAll(list)), list, moved, func(i int, b []byte) error {
 		if b != nil {
+			given++
 			s.x.count.fromPeers.Add(float64(len(b)))
 		}
 		own = got(i, b)
 		return own
 	})
 	switch {
+	case err == nil && m.complete && given == 0:
+		s.x.blame(m.peer, errEmpty) // it would be asked for everything, and nobody else
 	case err == nil:
 		m.served()
 	case own == nil && ctx.Err() == nil:

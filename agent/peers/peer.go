@@ -92,14 +92,17 @@ var (
 	errStall   = errors.New("the node sends nothing")
 	errRefused = errors.New("the node refuses the grant")
 	errBusy    = errors.New("the node is busy")
+	errEmpty   = errors.New("the node has nothing, although it says that it has everything")
 )
 
 // limits bound how long a node may take.
 type limits struct {
 	idle time.Duration // without sending a piece or progressBytes
 	all  time.Duration // for the whole request, without the time that the caller takes
-	// coming is how often in a row it may say that it is fetching a piece.
-	coming int
+	// coming is how often in a row it may say that it is fetching a piece, and promised for
+	// how long in all.
+	coming   int
+	promised time.Duration
 }
 
 // ask requests pieces. It calls got with the verified bytes of each, in their order, or with
@@ -115,15 +118,15 @@ func (p *peer) ask(ctx context.Context, grant string, fetch bool, l limits, list
 	// The timer belongs to the goroutine that reads, so that nothing resets it twice. A few
 	// bytes now and then, or pieces that are not given, do not count as progress.
 	again := func() { idle.Reset(max(0, min(l.idle, left-time.Since(since)))) }
-	come, waits := 0, l.coming
-	err := p.request(ctx, grant, fetch, list, func() {
+	come, waits, promised := 0, l.coming, l.promised
+	err := p.request(ctx, grant, fetch, list, func() error {
 		// The node waits for the registry, which would not answer this one sooner.
-		if waits--; waits < 0 {
-			cancel(errStall)
-			return
+		if waits, promised = waits-1, promised-comingEvery; waits < 0 || promised < 0 {
+			return errStall
 		}
 		left += comingEvery
 		again()
+		return nil
 	}, func(n int) {
 		if come += n; come >= progressBytes {
 			come = 0
@@ -148,8 +151,8 @@ func (p *peer) ask(ctx context.Context, grant string, fetch bool, l limits, list
 }
 
 // request is ask without its limits. It calls wait when the node says that it fetches a
-// piece.
-func (p *peer) request(ctx context.Context, grant string, fetch bool, list []want, wait func(), moved func(int), got func(i int, b []byte) error) error {
+// piece, and returns an error of wait as it is.
+func (p *peer) request(ctx context.Context, grant string, fetch bool, list []want, wait func() error, moved func(int), got func(i int, b []byte) error) error {
 	pieces := make([]piece, len(list))
 	for i := range list {
 		pieces[i] = list[i].piece
@@ -184,8 +187,9 @@ func (p *peer) request(ctx context.Context, grant string, fetch bool, list []wan
 		}
 		f, err := readFrame(r, size)
 		for err == nil && f.enc == coming {
-			wait()
-			f, err = readFrame(r, size)
+			if err = wait(); err == nil {
+				f, err = readFrame(r, size)
+			}
 		}
 		if err != nil {
 			return err

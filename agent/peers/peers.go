@@ -23,10 +23,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -77,6 +79,8 @@ type Exchange struct {
 	work   sync.WaitGroup
 
 	uploads chan struct{}
+	doors   *doors
+	held    atomic.Int64 // bytes that uploads keep, see maxHeld
 	limit   *rate.Limiter
 	server  *http.Server
 
@@ -96,8 +100,13 @@ type signer struct {
 	seen   time.Time
 }
 
-// maxSigners bounds the keys of one registry. Each of its servers may have one.
-const maxSigners = 16
+const (
+	// maxSigners bounds the keys of one registry. Each of its servers may have one.
+	maxSigners = 16
+	// signerFor is how long a key counts after the registry has shown it. Grants end sooner
+	// while it is away, and a key that it has given up must not count for ever.
+	signerFor = 30 * time.Minute
+)
 
 // New returns an exchange that other nodes reach at the listener's port. Share is set with
 // Serve.
@@ -113,7 +122,7 @@ func New(o *Options, port int) (*Exchange, error) {
 		x.opts.HotBytes = 64 << 20
 	}
 	x.hot = newHot(x.opts.HotBytes)
-	x.uploads = make(chan struct{}, x.opts.Uploads)
+	x.uploads, x.doors = make(chan struct{}, x.opts.Uploads), newDoors()
 	x.limit = rate.NewLimiter(rate.Inf, 0)
 	if r := x.opts.UploadRate; r > 0 {
 		x.limit = rate.NewLimiter(rate.Limit(r), int(max(r/4, gear.LargeFile+frameHeader)))
@@ -134,7 +143,9 @@ func (x *Exchange) Serve(l net.Listener, share Sharer) error {
 	x.mu.Lock()
 	x.share = share
 	x.server = &http.Server{Handler: http.HandlerFunc(x.serveHTTP), TLSConfig: x.id.serverTLS(), ReadHeaderTimeout: 10 * time.Second,
-		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)}
+		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
+		ConnState: x.doors.changed, Protocols: &http.Protocols{}}
+	x.server.Protocols.SetHTTP1(true) // a connection of HTTP/2 would bring many requests at a time
 	s := x.server
 	x.mu.Unlock()
 	if x.ctx.Err() != nil {
@@ -202,7 +213,15 @@ func (x *Exchange) prune(now time.Time) {
 			delete(x.peers, id)
 		}
 	}
+	for at, all := range x.signers {
+		maps.DeleteFunc(all, func(_ string, sg *signer) bool { return sg.over(now) })
+		if len(all) == 0 {
+			delete(x.signers, at)
+		}
+	}
 }
+
+func (sg *signer) over(now time.Time) bool { return now.Sub(sg.seen) > signerFor }
 
 // goWork runs f in a goroutine that Close waits for. It returns false after Close.
 func (x *Exchange) goWork(f func()) bool {
@@ -279,26 +298,44 @@ func (x *Exchange) vouch(at place, a *peering.Answer, now time.Time) {
 	m[string(a.Signer)] = &signer{a.Signer, a.Time.Sub(now), now}
 }
 
+// vouched is a key with which a registry signs the grants of a repository.
+type vouched struct {
+	at place
+	*signer
+}
+
+// vouched returns all keys that count. Signatures are checked without holding mu: strangers
+// can ask for that, too.
+func (x *Exchange) vouched(now time.Time) (out []vouched) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for at, all := range x.signers {
+		for _, sg := range all {
+			if !sg.over(now) {
+				out = append(out, vouched{at, sg})
+			}
+		}
+	}
+	return out
+}
+
 // leeway is how long after its end a grant counts, because clocks drift.
 const leeway = 30 * time.Second
 
 // allows returns which places the holder of a key may read from with a grant. It returns
 // an error if the grant gives no right at all.
 func (x *Exchange) allows(grant string, holder peering.Key, now time.Time) (func(gearfs.SourceRef) bool, error) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
 	tried := map[string]*peering.Grant{}
 	may := map[place]bool{}
-	for at, all := range x.signers {
-		for k, sg := range all {
-			g, known := tried[k]
-			if !known {
-				g, _ = peering.Verify(grant, sg.key)
-				tried[k] = g
-			}
-			if g != nil && g.Holder == holder && g.Repo == at.repo && !now.Add(sg.offset).After(time.Unix(g.Ends, 0).Add(leeway)) {
-				may[at] = true
-			}
+	for _, v := range x.vouched(now) {
+		k := string(v.key)
+		g, known := tried[k]
+		if !known {
+			g, _ = peering.Verify(grant, v.key)
+			tried[k] = g
+		}
+		if g != nil && g.Holder == holder && g.Repo == v.at.repo && !now.Add(v.offset).After(time.Unix(g.Ends, 0).Add(leeway)) {
+			may[v.at] = true
 		}
 	}
 	if len(may) == 0 {

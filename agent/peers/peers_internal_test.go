@@ -51,6 +51,7 @@ func TestGrantsEnd(t *testing.T) {
 		holder := peering.Key{7}
 		ends := here.Add(ahead).Add(15 * time.Minute)
 		grant, signer := sign(1, &peering.Grant{Repo: "a", Holder: holder, Ends: ends.Unix()})
+		late, _ := sign(1, &peering.Grant{Repo: "a", Holder: holder, Ends: ends.Add(time.Hour).Unix()})
 		_, second := sign(2, &peering.Grant{Repo: "a", Holder: holder, Ends: ends.Unix()})
 		forged, _ := sign(3, &peering.Grant{Repo: "a", Holder: holder, Ends: ends.Unix()})
 		x.vouch(place{"r1", "a"}, &peering.Answer{Time: here.Add(ahead), Signer: signer}, here)
@@ -65,6 +66,7 @@ func TestGrantsEnd(t *testing.T) {
 			"now":          {grant, holder, here, []gearfs.SourceRef{{Registry: "r1", Repo: "a"}}},
 			"near its end": {grant, holder, here.Add(15 * time.Minute), []gearfs.SourceRef{{Registry: "r1", Repo: "a"}}},
 			"expired":      {grant, holder, here.Add(16 * time.Minute), nil},
+			"long unseen":  {late, holder, here.Add(31 * time.Minute), nil},
 			"stolen":       {grant, peering.Key{8}, here, nil},
 			"forged":       {forged, holder, here, nil},
 			"none":         {"", holder, here, nil},

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"time"
 
+	"example.org/slipway/gear"
 	"example.org/slipway/node/gearfs"
 )
 
@@ -19,6 +20,9 @@ const (
 	// readTime is how long another node may take to send its list, and writeTime how long it
 	// may take to receive a frame.
 	readTime, writeTime = 30 * time.Second, 30 * time.Second
+	// slowest is the fewest bytes per second that another node may take, besides writeTime.
+	// One that takes less ends without the rest, so that it does not keep others waiting.
+	slowest = 32 << 10
 	// fetchBytes bounds what one request may make this node fetch.
 	fetchBytes = 64 << 20
 	// bufferBytes is how much is sent at once.
@@ -30,13 +34,21 @@ const (
 func (x *Exchange) serveHTTP(w http.ResponseWriter, r *http.Request) {
 	now := time.Now()
 	x.mu.Lock()
+	if x.ctx.Err() != nil {
+		x.mu.Unlock()
+		http.Error(w, "busy", http.StatusServiceUnavailable)
+		return
+	}
+	x.work.Add(1) // the files that are read are closed after Close
 	share := x.share
 	x.mu.Unlock()
+	defer x.work.Done()
 	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
 		x.refuse(w)
 		return
 	}
-	from, err := x.allows(r.Header.Get(grantHeader), keyOf(r.TLS.PeerCertificates[0]), now)
+	holder := keyOf(r.TLS.PeerCertificates[0])
+	from, err := x.allows(r.Header.Get(grantHeader), holder, now)
 	if err != nil {
 		x.refuse(w)
 		return
@@ -45,6 +57,11 @@ func (x *Exchange) serveHTTP(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
+	if !x.doors.enter(holder) {
+		http.Error(w, "busy", http.StatusServiceUnavailable)
+		return
+	}
+	defer x.doors.leave(holder)
 	rc := http.NewResponseController(w)
 	_ = rc.SetWriteDeadline(now.Add(writeTime)) // a connection that cannot have one fails later
 	_ = rc.SetReadDeadline(now.Add(readTime))
@@ -76,6 +93,7 @@ func (x *Exchange) serveHTTP(w http.ResponseWriter, r *http.Request) {
 
 func (x *Exchange) refuse(w http.ResponseWriter) {
 	x.count.refusals.Inc()
+	w.Header().Set("Connection", "close") // the next try costs another handshake
 	http.Error(w, "no valid grant", http.StatusForbidden)
 }
 
@@ -88,6 +106,9 @@ type upload struct {
 	share Sharer
 	from  func(gearfs.SourceRef) bool
 	buf   []byte
+	// sent counts the bytes that were written, and took is how long that took.
+	sent int64
+	took time.Duration
 }
 
 // offer is how a piece is given: as a frame, or as a claim that will bring it. If both are
@@ -95,6 +116,7 @@ type upload struct {
 type offer struct {
 	f *frame
 	c *claim
+	s *swarm // of c
 	// sh is where the piece is on this node, and at where it comes from.
 	sh *gearfs.Shared
 	at place
@@ -104,6 +126,11 @@ type offer struct {
 func (u *upload) send(list []piece, fetch bool) error {
 	u.w.Header().Set("Content-Type", "application/octet-stream")
 	offers := u.offers(list, fetch)
+	defer func() {
+		for i := range offers {
+			offers[i].end()
+		}
+	}()
 	for i, p := range list {
 		f, err := u.frame(p, &offers[i])
 		if err != nil {
@@ -112,9 +139,17 @@ func (u *upload) send(list []piece, fetch bool) error {
 		if err := u.write(f); err != nil {
 			return err
 		}
-		offers[i] = offer{}
+		offers[i].end()
 	}
 	return u.flush()
+}
+
+// end lets go of what a piece took.
+func (o *offer) end() {
+	if o.c != nil {
+		o.s.release(o.c)
+	}
+	*o = offer{}
 }
 
 // offers looks up all pieces, and begins to fetch those that are to be fetched.
@@ -123,13 +158,17 @@ func (u *upload) offers(list []piece, fetch bool) []offer {
 	wants := map[*swarm][]want{}
 	at := map[*swarm][]int{}
 	left := int64(fetchBytes)
+	files := map[gear.Name]*gearfs.Shared{} // a large file has many pieces, and a long list of them
 	for i, p := range list {
-		sh, ok := u.share(p.name, u.from)
-		if !ok {
+		sh, known := files[p.name]
+		if !known {
+			sh, _ = u.share(p.name, u.from)
+			files[p.name] = sh
+		}
+		if sh == nil {
 			continue
 		}
-		f := sh.File
-		size, _, ok := p.of(&f)
+		size, _, ok := p.of(&sh.File)
 		if !ok {
 			continue
 		}
@@ -147,11 +186,14 @@ func (u *upload) offers(list []piece, fetch bool) []offer {
 			out[i].sh = nil
 			continue
 		}
-		wants[s], at[s] = append(wants[s], want{p, &f}), append(at[s], i)
+		wants[s], at[s] = append(wants[s], want{p, &sh.File}), append(at[s], i)
 	}
 	for s, list := range wants {
-		for k, c := range s.claimAll(list) {
-			out[at[s][k]].c = c
+		for k, c := range s.claimAll(list, true) {
+			o := &out[at[s][k]]
+			if o.c, o.s = c, s; c == nil {
+				o.sh = nil
+			}
 		}
 	}
 	return out
@@ -237,17 +279,20 @@ func (u *upload) write(f *frame) error {
 	if err := u.flushBuffer(); err != nil {
 		return err
 	}
-	_, err := u.w.Write(f.data)
-	return err
+	return u.timed(func() error {
+		_, err := u.w.Write(f.data)
+		u.sent += int64(len(f.data))
+		return err
+	})
 }
 
 func (u *upload) flushBuffer() error {
-	if err := u.rc.SetWriteDeadline(time.Now().Add(writeTime)); err != nil {
+	return u.timed(func() error {
+		_, err := u.w.Write(u.buf)
+		u.sent += int64(len(u.buf))
+		u.buf = u.buf[:0]
 		return err
-	}
-	_, err := u.w.Write(u.buf)
-	u.buf = u.buf[:0]
-	return err
+	})
 }
 
 func (u *upload) flush() error {
@@ -256,5 +301,17 @@ func (u *upload) flush() error {
 			return err
 		}
 	}
-	return u.rc.Flush()
+	return u.timed(u.rc.Flush)
+}
+
+// timed writes something, unless the other node was too slow before.
+func (u *upload) timed(write func() error) error {
+	left := writeTime + time.Duration(u.sent)*time.Second/slowest - u.took
+	now := time.Now()
+	if err := u.rc.SetWriteDeadline(now.Add(min(left, writeTime))); err != nil {
+		return err
+	}
+	err := write()
+	u.took += time.Since(now)
+	return err
 }

@@ -281,7 +281,7 @@ func (s *swarm) fromHere(ctx context.Context, list []want, part []int, moved fun
 		for k, i := range part[:n] {
 			wants[k] = list[i]
 		}
-		next := s.claimAll(wants) // before the last ones have come
+		next := s.claimAll(wants, false) // before the last ones have come
 		if !flush() {
 			return
 		}

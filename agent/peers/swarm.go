@@ -361,7 +361,8 @@ func (p *pace) limits(bytes int64) limits {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	idle := min(max(2*p.wait, minPatience), maxPatience)
-	return limits{idle: idle, all: 2*idle + time.Duration(4*float64(bytes)/p.rate*float64(time.Second)), coming: int(maxComing / comingEvery)}
+	all := 2*idle + time.Duration(4*float64(bytes)/p.rate*float64(time.Second))
+	return limits{idle, all, int(maxComing / comingEvery), maxComing + 2*all}
 }
 
 // sizeOfAll returns how many bytes some pieces have.
