@@ -56,6 +56,8 @@ type Options struct {
 	// Tagged, if not nil, is called when a tag of the destination has been set. An error
 	// of Tagged is an error of that reference.
 	Tagged func(ctx context.Context, repo, tag string) error
+	// Done, if not nil, is called after each reference of Images, with its error or nil.
+	Done func(err error)
 	// Progress is called after every step, and never concurrently. The copy waits for it.
 	Progress func(Progress)
 	// Logger gets a line for each reference. nil discards it.
@@ -201,6 +203,7 @@ func (c *copier) image(ctx context.Context, im Image) error {
 		if err == nil {
 			c.step(func(p *Progress) { p.References++ })
 			c.o.Logger.InfoContext(ctx, "image is copied", "repo", im.From, "ref", ref, "to", im.To)
+			c.ended(nil)
 			continue
 		}
 		c.step(func(p *Progress) { p.Failed++ })
@@ -208,12 +211,21 @@ func (c *copier) image(ctx context.Context, im Image) error {
 		if oci.IsDigest(ref) {
 			sep = "@"
 		}
-		errs = append(errs, fmt.Errorf("copy %s%s%s: %w", im.From, sep, ref, err))
+		err = fmt.Errorf("copy %s%s%s: %w", im.From, sep, ref, err)
+		errs = append(errs, err)
+		c.ended(err)
 		if !c.o.ContinueOnError || ctx.Err() != nil {
 			break
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// ended reports how the copy of a reference has ended.
+func (c *copier) ended(err error) {
+	if c.o.Done != nil {
+		c.o.Done(err)
+	}
 }
 
 // SortTags sorts tags in the order in which they are copied, with v9 before v10.

@@ -336,7 +336,17 @@ func TestCopyErrors(t *testing.T) {
 			src, dst := newMem(), newMem()
 			library(t, src)
 			src.broken = oci.SHA256([]byte("two"))
-			p, err := imagecopy.Copy(t.Context(), dst, src, imagecopy.Options{ContinueOnError: goOn, Parallel: 1})
+			var good, bad int64
+			p, err := imagecopy.Copy(t.Context(), dst, src, imagecopy.Options{ContinueOnError: goOn, Parallel: 1, Done: func(err error) {
+				if err == nil {
+					good++
+				} else {
+					bad++
+				}
+			}})
+			if good != p.References || bad != p.Failed {
+				t.Errorf("Done was called for %d good and %d bad references; the progress has %d and %d", good, bad, p.References, p.Failed)
+			}
 			if err == nil || !strings.Contains(err.Error(), "copy lib/app:v1: ") || !strings.Contains(err.Error(), string(src.broken)) {
 				t.Errorf("got error %v", err)
 			}
