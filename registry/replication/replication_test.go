@@ -129,13 +129,20 @@ func (s *side) setBy(ctx context.Context, repo, tag string) (string, error) {
 // replicate makes a replicator of a registry. It runs until the test ends or stop is called.
 func (s *side) replicate(t *testing.T, id string, st replication.Store, rules ...replication.Rule) (r *replication.Replicator, stop func()) {
 	t.Helper()
+	return s.run(t, id, st, replication.Options{RetryWait: time.Millisecond, RetryMaxWait: 20 * time.Millisecond}, rules...)
+}
+
+// run is replicate with pauses and a clock of the test's own.
+func (s *side) run(t *testing.T, id string, st replication.Store, o replication.Options, rules ...replication.Rule) (r *replication.Replicator, stop func()) {
+	t.Helper()
 	for i := range rules {
 		if rules[i].Match == nil {
 			rules[i].Match = func(string) bool { return true }
 		}
 	}
-	r = replication.New(replication.Options{Rules: rules, Local: s.Registry, Store: st, ID: func(context.Context) string { return id }, Mark: registry.Unnoticed,
-		SetBy: s.setBy, RetryWait: time.Millisecond, RetryMaxWait: 20 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
+	o.Rules, o.Local, o.Store, o.ID, o.Mark = rules, s.Registry, st, func(context.Context) string { return id }, registry.Unnoticed
+	o.SetBy, o.Logger = s.setBy, slog.New(slog.DiscardHandler)
+	r = replication.New(o)
 	s.replicator.Store(r)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -245,20 +252,27 @@ func quiet(t *testing.T, stores ...*store) {
 // flaky is a registry of which many requests fail, some without an answer and some refused.
 type flaky struct {
 	oci.Registry
-	mu  sync.Mutex
-	rng *rand.Rand
+	// meanwhile does something before a request fails. It is not called concurrently.
+	meanwhile func()
+	mu        sync.Mutex
+	rng       *rand.Rand
 }
 
-func (f *flaky) fail() error {
+func (f *flaky) fail() (err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	switch f.rng.IntN(8) {
+	switch f.rng.IntN(12) {
 	case 0:
-		return errors.New("connection reset by peer")
+		err = errors.New("connection reset by peer")
 	case 1:
-		return oci.Errorf(oci.CodeDenied, "not now")
+		err = oci.Errorf(oci.CodeDenied, "not now")
+	case 2:
+		err = oci.Errorf(oci.CodeUnsupported, "read-only for a while")
 	}
-	return nil
+	if err != nil && f.meanwhile != nil {
+		f.meanwhile()
+	}
+	return err
 }
 
 func (f *flaky) ResolveManifest(ctx context.Context, repo, ref string) (oci.Descriptor, error) {
@@ -283,8 +297,8 @@ func (f *flaky) DeleteTag(ctx context.Context, repo, tag string) error {
 }
 
 // TestPushedInTheEnd makes random pushes, deletions and signatures at a registry while its
-// remote fails often and the replicator is restarted. In the end the remote has exactly what
-// the rule picks.
+// remote fails often and the replicator is restarted. Some happen while a request is under
+// way that fails. In the end the remote has exactly what the rule picks.
 func TestPushedInTheEnd(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(4) {
@@ -292,11 +306,23 @@ func TestPushedInTheEnd(t *testing.T) {
 			t.Parallel()
 			rng := rand.New(rand.NewPCG(seed, 33))
 			here, there, st := newSide(t), newSide(t), newStore()
+			repos, tags := []string{"team/a", "team/b/c", "other/d"}, []string{"v1", "v2", "latest", "private"}
+			inner, more := rand.New(rand.NewPCG(seed, 35)), 60
+			meanwhile := func() {
+				if more--; more < 0 {
+					return
+				}
+				repo, tag := repos[inner.IntN(2)], tags[inner.IntN(2)]
+				if inner.IntN(2) == 0 {
+					push(t, here, repo, tag, fmt.Sprint("image ", inner.IntN(6)), nil)
+				} else {
+					_ = here.DeleteTag(t.Context(), repo, tag) // it may not be there
+				}
+			}
 			rule := replication.Rule{Name: "out", Push: true, OnPush: true, Delete: true, Referrers: true, Prefix: "copy",
-				Remote: &flaky{Registry: there.Registry, rng: rand.New(rand.NewPCG(seed, 34))}, Match: matching(t, "team/**"),
+				Remote: &flaky{Registry: there.Registry, rng: rand.New(rand.NewPCG(seed, 34)), meanwhile: meanwhile}, Match: matching(t, "team/**"),
 				Tags: func(tag string) bool { return tag != "private" }}
 			_, stop := here.replicate(t, "here", st, rule)
-			repos, tags := []string{"team/a", "team/b/c", "other/d"}, []string{"v1", "v2", "latest", "private"}
 			for i := range 80 {
 				if i%27 == 26 {
 					stop()

@@ -1,6 +1,7 @@
 package replication
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,8 +9,6 @@ import (
 	"regexp"
 	"slices"
 	"sync"
-
-	"golang.org/x/sync/errgroup"
 
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/imagecopy"
@@ -70,8 +69,8 @@ const (
 	maxErrors  = 20
 	// lookParallel is how many tags are compared at once.
 	lookParallel = 8
-	// givesUpAfter is how many images may fail in a row before a run is broken off. The
-	// remote is away then, and the run is repeated later.
+	// givesUpAfter is how many requests in a row may get no answer before a run is broken
+	// off, if the remote registry is away then. The run is repeated later.
 	givesUpAfter = 10
 	// A run that would delete more than half of the tags needs Args.DeleteMany, if these
 	// are more than fewDeletes or the source has no tag at all.
@@ -86,13 +85,26 @@ type run struct {
 	src, dst oci.Registry
 	progress func(Report)
 
+	// looked are the images whose referrers were compared. unlisted are the repositories
+	// of the source whose tags are not known.
+	looked   map[place]bool
+	unlisted map[string]bool
+
 	mu     sync.Mutex
 	report Report
+	// unanswered is how many requests got no answer, in a row.
+	unanswered int
+}
+
+// place is an image in a repository of the source.
+type place struct {
+	repo   string
+	digest oci.Digest
 }
 
 func newRun(r *Replicator, rule *Rule, args Args, progress func(Report)) *run {
 	x := &run{r: r, rule: rule, args: args, src: rule.Remote, dst: r.o.Local, progress: progress,
-		report: Report{Rule: rule.Name, DryRun: args.DryRun}}
+		looked: map[place]bool{}, unlisted: map[string]bool{}, report: Report{Rule: rule.Name, DryRun: args.DryRun}}
 	if rule.Push {
 		x.src, x.dst = x.dst, x.src
 	}
@@ -121,6 +133,48 @@ func (x *run) failed(err error) {
 	})
 }
 
+// errIncomplete says that a run has come to its end without some of the images. errAway
+// says that it has not come to its end.
+var (
+	errIncomplete = errors.New("images were not copied")
+	errAway       = errors.New("too many requests in a row failed; the run is broken off, and repeated later")
+)
+
+// ended notes how a piece of work has ended. An error means that the run is to end, too. An
+// answer that refuses something does not end it, because the other images may be copied.
+func (x *run) ended(ctx context.Context, repo string, err error) error {
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
+	}
+	if err != nil {
+		x.failed(err)
+	}
+	x.mu.Lock()
+	x.unanswered++
+	if err == nil || answered(err) {
+		x.unanswered = 0
+	}
+	ask := x.unanswered >= givesUpAfter
+	x.mu.Unlock()
+	if !ask {
+		return nil
+	}
+	if !x.rule.Push {
+		repo, _ = x.rule.from(repo)
+	}
+	if _, _, err := x.rule.Remote.Tags(ctx, repo, "", 1); err != nil && !answered(err) {
+		return fmt.Errorf("%w: %w", errAway, err)
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.unanswered = 0
+	return nil
+}
+
+// answered reports whether an error is the answer of a registry that works. If a password
+// is wrong, further requests may lock the account.
+func answered(err error) bool { return !away(err) && !oci.HasCode(err, oci.CodeUnauthorized) }
+
 // context returns the context for both sides.
 func (r *Replicator) context(ctx context.Context, rule *Rule, via []string) context.Context {
 	ctx = oci.WithActor(r.o.Mark(ctx), &oci.Actor{Name: rule.actor()})
@@ -144,12 +198,16 @@ func (x *run) do(ctx context.Context) (Report, error) {
 		x.step(func(rep *Report) { rep.Doing = "comparing " + repo })
 		tags, err := x.tags(ctx, repo)
 		if err != nil {
-			return x.report, fmt.Errorf("list the tags of %s: %w", repo, err)
+			x.unlisted[repo] = true
+			if err := x.ended(ctx, to, fmt.Errorf("list the tags of %s: %w", repo, err)); err != nil {
+				return x.report, err
+			}
+			continue
 		}
 		there[repo] = tags
 		refs, err := x.differing(ctx, repo, to, tags)
 		if err != nil {
-			return x.report, fmt.Errorf("compare %s: %w", repo, err)
+			return x.report, err
 		}
 		x.step(func(rep *Report) { rep.Repositories++ })
 		if len(refs) > 0 {
@@ -166,7 +224,7 @@ func (x *run) do(ctx context.Context) (Report, error) {
 	}
 	x.step(func(rep *Report) { rep.Doing = "" })
 	if n := x.report.Failed; n > 0 {
-		return x.report, fmt.Errorf("%d images were not copied; the first: %s", n, x.report.Errors[0])
+		return x.report, fmt.Errorf("%d %w; the first: %s", n, errIncomplete, x.report.Errors[0])
 	}
 	return x.report, nil
 }
@@ -225,115 +283,6 @@ func (r *Rule) picked(tag string) bool {
 	return !fallbackTags.MatchString(tag) && subjectOf(tag) == "" && (r.Tags == nil || r.Tags(tag))
 }
 
-// differing returns the tags and the digests of a repository that the destination lacks.
-func (x *run) differing(ctx context.Context, repo, to string, tags []string) ([]string, error) {
-	var names, attached []string
-	for _, tag := range tags {
-		switch {
-		case x.rule.picked(tag):
-			names = append(names, tag)
-		case subjectOf(tag) != "" && x.rule.Referrers:
-			attached = append(attached, tag)
-		}
-	}
-	imagecopy.SortTags(names)
-	refs, digests, err := x.compare(ctx, repo, to, names)
-	if err != nil {
-		return nil, err
-	}
-	// What cosign attaches to an image that is not copied is not copied either.
-	attached = slices.DeleteFunc(attached, func(tag string) bool { return x.rule.Tags != nil && !digests[subjectOf(tag)] })
-	more, _, err := x.compare(ctx, repo, to, attached)
-	return append(refs, more...), err
-}
-
-// compare returns the tags that the destination lacks, the referrers of the others that it
-// lacks, and the digests of all.
-func (x *run) compare(ctx context.Context, repo, to string, tags []string) (refs []string, digests map[oci.Digest]bool, err error) {
-	digests = map[oci.Digest]bool{}
-	var mu sync.Mutex
-	lacks := make([][]string, len(tags))
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(lookParallel)
-	for i, tag := range tags {
-		g.Go(func() error {
-			list, d, err := x.look(gctx, repo, to, tag)
-			mu.Lock()
-			defer mu.Unlock()
-			lacks[i] = list
-			digests[d] = true
-			return err
-		})
-	}
-	if err := g.Wait(); err != nil {
-		return nil, nil, err
-	}
-	for _, list := range lacks {
-		for _, ref := range list {
-			if !oci.IsDigest(ref) || !slices.Contains(refs, ref) {
-				refs = append(refs, ref)
-			}
-		}
-	}
-	return refs, digests, nil
-}
-
-// look compares one tag. It returns the tag if the destination lacks it or has another
-// image under it, and otherwise those of the image's referrers that the destination lacks.
-func (x *run) look(ctx context.Context, repo, to, tag string) (lacks []string, d oci.Digest, err error) {
-	want, err := x.src.ResolveManifest(ctx, repo, tag)
-	if oci.HasCode(err, oci.CodeManifestUnknown) {
-		return nil, "", nil // it was deleted meanwhile
-	}
-	if err != nil {
-		return nil, "", err
-	}
-	have, err := x.dst.ResolveManifest(ctx, to, tag)
-	switch {
-	case absent(err):
-		x.change("copy", repo, tag, to, "new")
-		return []string{tag}, want.Digest, nil
-	case err != nil:
-		return nil, "", err
-	case have.Digest != want.Digest:
-		x.change("copy", repo, tag, to, "changed")
-		return []string{tag}, want.Digest, nil
-	}
-	x.step(func(rep *Report) { rep.Present++ })
-	if !x.rule.Referrers {
-		return nil, want.Digest, nil
-	}
-	lacks, err = x.lackingReferrers(ctx, repo, to, want.Digest)
-	return lacks, want.Digest, err
-}
-
-// absent reports whether an error says that a registry has no such manifest.
-func absent(err error) bool {
-	return oci.HasCode(err, oci.CodeManifestUnknown) || oci.HasCode(err, oci.CodeNameUnknown)
-}
-
-// maxReferrers bounds how many referrers of an image are compared.
-const maxReferrers = 1000
-
-// lackingReferrers returns the referrers of an image that the destination lacks.
-func (x *run) lackingReferrers(ctx context.Context, repo, to string, d oci.Digest) (lacks []string, err error) {
-	list, _, err := x.src.Referrers(ctx, repo, d, "", "", maxReferrers)
-	if err != nil {
-		return nil, fmt.Errorf("referrers of %s: %w", d, err)
-	}
-	for _, ref := range list {
-		_, err := x.dst.ResolveManifest(ctx, to, string(ref.Digest))
-		switch {
-		case absent(err):
-			x.change("copy", repo, string(ref.Digest), to, "refers to "+string(d))
-			lacks = append(lacks, string(ref.Digest))
-		case err != nil:
-			return nil, err
-		}
-	}
-	return lacks, nil
-}
-
 // change notes a change of a dry run.
 func (x *run) change(action, repo, ref, to, reason string) {
 	if !x.args.DryRun {
@@ -351,8 +300,6 @@ func (x *run) change(action, repo, ref, to, reason string) {
 	})
 }
 
-var errAway = errors.New("too many images failed one after the other; the run is broken off, and repeated later")
-
 // copy copies images. Failures are noted, and do not keep it from copying the others.
 func (x *run) copy(ctx context.Context, images []imagecopy.Image) error {
 	if x.args.DryRun || len(images) == 0 {
@@ -360,47 +307,25 @@ func (x *run) copy(ctx context.Context, images []imagecopy.Image) error {
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	var succeeded, failedBefore int64
-	before := x.report.Counts
-	p, err := imagecopy.Copy(ctx, x.dst, x.src, imagecopy.Options{Images: images, Referrers: x.rule.Referrers, ContinueOnError: true,
-		Progress: func(p imagecopy.Progress) {
-			if p.References > succeeded {
-				succeeded, failedBefore = p.References, p.Failed
+	to := ""
+	progress := func(p imagecopy.Progress) {
+		x.step(func(rep *Report) {
+			rep.Doing = "copying " + p.Repo + ":" + p.Reference
+			rep.Images, rep.Manifests, rep.Blobs, rep.Bytes = p.References, p.Manifests, p.Blobs, p.Bytes
+		})
+	}
+	for i := range images {
+		to = cmp.Or(to, images[i].To)
+	}
+	// The errors that are returned were noted by Done.
+	p, _ := imagecopy.Copy(ctx, x.dst, x.src, imagecopy.Options{Images: images, Referrers: x.rule.Referrers, ContinueOnError: true, Progress: progress,
+		Done: func(err error) {
+			if err := x.ended(ctx, to, err); err != nil {
+				cancel(err)
 			}
-			if p.Failed-failedBefore >= givesUpAfter {
-				cancel(errAway)
-			}
-			x.step(func(rep *Report) {
-				rep.Doing = "copying " + p.Repo + ":" + p.Reference
-				rep.Images, rep.Manifests, rep.Blobs, rep.Bytes = before.Images+p.References, p.Manifests, p.Blobs, p.Bytes
-			})
 		}})
-	x.step(func(rep *Report) {
-		rep.Images, rep.Manifests, rep.Blobs, rep.Bytes = before.Images+p.References, p.Manifests, p.Blobs, p.Bytes
-	})
-	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, errAway) {
-		return cause
-	}
-	for _, err := range each(err) {
-		x.failed(err)
-	}
-	return nil
-}
-
-// each returns the errors that were joined.
-func each(err error) []error {
-	if err == nil {
-		return nil
-	}
-	joined, ok := err.(interface{ Unwrap() []error })
-	if !ok {
-		return []error{err}
-	}
-	var list []error
-	for _, e := range joined.Unwrap() {
-		list = append(list, each(e)...)
-	}
-	return list
+	progress(p)
+	return context.Cause(ctx)
 }
 
 // heldTag is a tag here that a rule has set. from is its repository's name at the source.
@@ -441,7 +366,7 @@ func (x *run) gone(ctx context.Context, there map[string][]string) (gone []heldT
 	}
 	for _, repo := range local {
 		from, ok := x.rule.from(repo)
-		if !ok {
+		if !ok || x.unlisted[from] {
 			continue
 		}
 		tags, err := oci.AllNames(func(last string, n int) ([]string, bool, error) { return x.dst.Tags(ctx, repo, last, n) })
@@ -461,8 +386,17 @@ func (x *run) gone(ctx context.Context, there map[string][]string) (gone []heldT
 			if err != nil {
 				return nil, 0, fmt.Errorf("look up who has set %s:%s: %w", repo, t, err)
 			}
-			if by == x.rule.actor() {
+			if by != x.rule.actor() {
+				continue
+			}
+			// Lists may be old or incomplete.
+			switch _, err := x.src.ResolveManifest(ctx, from, t); {
+			case absent(err):
 				gone = append(gone, heldTag{from, repo, t})
+			case err == nil:
+				kept++
+			default:
+				return nil, 0, fmt.Errorf("look whether the source has %s:%s: %w", from, t, err)
 			}
 		}
 	}

@@ -3,6 +3,7 @@ package replication
 import (
 	"context"
 	"net/http"
+	"slices"
 	"strings"
 )
 
@@ -10,8 +11,13 @@ import (
 // between them.
 const Header = "Slipway-Replicated-By"
 
-// maxVia bounds how many registries a change can come through.
-const maxVia = 32
+const (
+	// maxVia bounds how many registries a change can come through.
+	maxVia = 32
+	// maxID bounds the bytes of an id, because clients may send anything, and it is kept
+	// with each change that waits. Ids of registries have 36.
+	maxID = 64
+)
 
 type viaKey struct{}
 
@@ -29,7 +35,7 @@ func ViaFrom(ctx context.Context) []string {
 func Receive(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if list := r.Header.Get(Header); list != "" {
-			via := strings.Split(list, ",")
+			via := slices.DeleteFunc(strings.Split(list, ","), func(id string) bool { return len(id) > maxID })
 			r = r.WithContext(withVia(r.Context(), via[:min(len(via), maxVia)]))
 		}
 		next.ServeHTTP(w, r)

@@ -6,12 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
 	"example.org/slipway/oci"
-	"example.org/slipway/oci/imagecopy"
 )
 
 // errNoRules says that there is nothing to do.
@@ -30,8 +28,10 @@ type state struct {
 	Counts    Counts    `json:"counts"`
 	Errors    []string  `json:"errors,omitempty"`
 	// Failed says that the last run failed and has to be repeated. Failures is how often
-	// the rule's work failed in a row, and RetryAt is when it is tried again.
+	// the rule's work failed in a row, and RetryAt is when it is tried again. Away says
+	// that the other registry did not answer, so the queue has to wait as well.
 	Failed   bool      `json:"failed,omitempty"`
+	Away     bool      `json:"away,omitempty"`
 	Failures int       `json:"failures,omitempty"`
 	RetryAt  time.Time `json:"retry_at"`
 }
@@ -43,8 +43,7 @@ type change struct {
 	Digest  oci.Digest `json:"digest,omitempty"`
 	Deleted bool       `json:"deleted,omitempty"`
 	Via     []string   `json:"via,omitempty"`
-	// Attempts is how often the remote registry refused it, and Due is when it is tried
-	// again.
+	// Attempts is how often it failed, and Due is when it is tried again.
 	Attempts int       `json:"attempts,omitempty"`
 	Due      time.Time `json:"due"`
 }
@@ -129,20 +128,17 @@ func (w *worker) step(ctx context.Context) (wait time.Duration, err error) {
 		if err != nil {
 			return err
 		}
-		now := w.r.o.Clock()
-		if wait = st.RetryAt.Sub(now); wait > 0 {
+		pause := w.r.left(st.RetryAt, w.r.o.RetryMaxWait)
+		if st.Away && pause > 0 {
+			wait = pause
 			return w.show(ctx, st)
 		}
-		wait = lookAgain
-		next := st.Started.Add(w.rule.Every)
-		if st.Failed || w.rule.Every > 0 && !now.Before(next) {
-			wait = 0
+		wait = w.untilRun(st, pause)
+		if wait == 0 {
 			_, err := w.replicate(ctx, st, Args{}, nil)
 			return err
 		}
-		if w.rule.Every > 0 {
-			wait = next.Sub(now)
-		}
+		// The queue does not wait for a run that fails again and again.
 		more, err := w.drain(ctx, st)
 		wait = min(wait, more)
 		return err
@@ -155,6 +151,28 @@ func (w *worker) step(ctx context.Context) (wait time.Duration, err error) {
 		return 0, nil // it is in the log already
 	}
 	return wait, err
+}
+
+// untilRun returns how long it is until the next run. pause is what is left of the pause
+// after a failure.
+func (w *worker) untilRun(st *state, pause time.Duration) time.Duration {
+	switch {
+	case st.Failed || pause > 0:
+		return pause
+	case w.rule.Every > 0:
+		return w.r.left(st.Started.Add(w.rule.Every), w.rule.Every)
+	}
+	return lookAgain
+}
+
+// left returns how long it is until t. It returns 0 if that is longer than any wait that
+// can have been meant, as it is after the clock was wrong.
+func (r *Replicator) left(t time.Time, most time.Duration) time.Duration {
+	d := t.Sub(r.o.Clock())
+	if d > most {
+		return 0
+	}
+	return max(d, 0)
 }
 
 const leaseTime = 30 * time.Second
@@ -287,8 +305,22 @@ func (r *Replicator) pause(failures int) time.Duration {
 	return min(d, r.o.RetryMaxWait)
 }
 
+// away reports whether an error says that the other registry cannot be reached, and not
+// that it refuses something.
+func away(err error) bool {
+	var answer *oci.Error
+	switch {
+	case errors.Is(err, errIncomplete):
+		return false
+	case errors.Is(err, errAway) || !errors.As(err, &answer):
+		return true
+	}
+	return answer.Code == oci.CodeUnavailable || answer.Code == oci.CodeTooManyRequests
+}
+
 // failed notes a failure of the rule's work.
 func (w *worker) failed(st *state, err error) {
+	st.Away = away(err)
 	st.Failures++
 	st.RetryAt = w.r.o.Clock().Add(w.r.pause(st.Failures))
 	w.r.o.Logger.Warn("replication failed", "rule", w.rule.Name, "remote", w.rule.URL, "failures", st.Failures, "retry_at", st.RetryAt, "err", err)
@@ -320,7 +352,7 @@ func (w *worker) replicate(ctx context.Context, st *state, args Args, progress f
 		return rep, errors.Join(w.save(ctx, st), &failedError{err})
 	}
 	w.r.metrics.runs.WithLabelValues(w.rule.Name, "ok").Inc()
-	st.Succeeded, st.Failures, st.RetryAt = st.Ended, 0, time.Time{}
+	st.Succeeded, st.Away, st.Failures, st.RetryAt = st.Ended, false, 0, time.Time{}
 	if rep.Images+rep.Deleted > 0 {
 		w.r.o.Logger.Info("replicated", "rule", w.rule.Name, "remote", w.rule.URL, "images", rep.Images, "bytes", rep.Bytes, "deleted", rep.Deleted)
 	}
@@ -338,239 +370,4 @@ func (w *worker) watch(rep *Report) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.now = rep
-}
-
-// batch is how many entries of the queue are read at once.
-const batch = 500
-
-// drain does what is in the queue, and returns when to look again.
-func (w *worker) drain(ctx context.Context, st *state) (wait time.Duration, err error) {
-	items, err := w.r.o.Store.Next(ctx, w.rule.Name, batch)
-	if err != nil {
-		return 0, err
-	}
-	if len(items) == 0 {
-		return lookAgain, w.show(ctx, st)
-	}
-	list, stale := latest(items)
-	if err := w.r.o.Store.Delete(ctx, stale...); err != nil {
-		return 0, err
-	}
-	wait = lookAgain
-	done := false
-	for _, it := range list {
-		now := w.r.o.Clock()
-		if d := it.Due.Sub(now); d > 0 {
-			wait = min(wait, d)
-			continue
-		}
-		retry, err := w.deliver(ctx, st, it)
-		if err != nil {
-			return 0, err
-		}
-		if retry > 0 {
-			return retry, nil
-		}
-		done = true
-	}
-	if done && len(items) == batch {
-		wait = 0
-	}
-	return wait, w.show(ctx, st)
-}
-
-// queued is an entry of the queue.
-type queued struct {
-	change
-	id int64
-}
-
-// latest returns the entries that are to be done, in order. stale are the ids of those that
-// a later one for the same name makes superfluous, and of those that cannot be read.
-func latest(items []Item) (list []queued, stale []int64) {
-	at := map[string]int{}
-	for _, it := range items {
-		q := queued{id: it.ID}
-		if json.Unmarshal(it.Payload, &q.change) != nil {
-			stale = append(stale, it.ID)
-			continue
-		}
-		key := q.String()
-		if i, ok := at[key]; ok {
-			stale = append(stale, list[i].id)
-			list[i] = queued{id: -1}
-		}
-		at[key] = len(list)
-		list = append(list, q)
-	}
-	out := list[:0]
-	for _, q := range list {
-		if q.id >= 0 {
-			out = append(out, q)
-		}
-	}
-	return out, stale
-}
-
-// deliver does one entry of the queue. It returns for how long the whole queue has to wait
-// if the remote registry is away.
-func (w *worker) deliver(ctx context.Context, st *state, it queued) (retry time.Duration, err error) {
-	counts, err := w.r.repeat(ctx, w.rule, &it.change)
-	w.r.metrics.counted(w.rule.Name, counts)
-	store := w.r.o.Store
-	var answer *oci.Error
-	switch {
-	case ctx.Err() != nil:
-		return 0, ctx.Err()
-	case err == nil:
-		if st.Failures > 0 && !st.Failed {
-			st.Failures, st.RetryAt = 0, time.Time{}
-			if err := w.save(ctx, st); err != nil {
-				return 0, err
-			}
-		}
-		return 0, store.Delete(ctx, it.id)
-	case oci.HasCode(err, oci.CodeUnsupported):
-		w.r.o.Logger.Warn("the remote registry does not support what a replication rule does; it is left out", "rule", w.rule.Name, "ref", it.String(), "err", err)
-		return 0, store.Delete(ctx, it.id)
-	case !errors.As(err, &answer) || answer.Code == oci.CodeUnavailable || answer.Code == oci.CodeTooManyRequests:
-		w.failed(st, err)
-		st.Errors = []string{it.String() + ": " + err.Error()}
-		return time.Until(st.RetryAt), w.save(ctx, st)
-	}
-	// The registry refuses this one. Others behind it need not wait.
-	it.Attempts++
-	it.Due = w.r.o.Clock().Add(w.r.pause(it.Attempts))
-	w.failed(st, err)
-	st.RetryAt = time.Time{}
-	st.Errors = []string{it.String() + ": " + err.Error()}
-	if err := w.enqueue(ctx, it.change); err != nil {
-		return 0, err
-	}
-	w.nudge() // the next look finds out when it is due
-	return 0, errors.Join(store.Delete(ctx, it.id), w.save(ctx, st))
-}
-
-// repeat repeats a push or a deletion at the remote registry.
-func (r *Replicator) repeat(ctx context.Context, rule *Rule, c *change) (counts Counts, err error) {
-	ctx = r.context(ctx, rule, c.Via)
-	to, ok := rule.to(c.Repo)
-	if !ok {
-		return counts, nil // the rule has changed
-	}
-	if c.Deleted {
-		if err = r.repeatDeletion(ctx, rule, c, to); err == nil {
-			counts.Deleted = 1
-		} else {
-			counts.Failed = 1
-		}
-		return counts, err
-	}
-	ref := c.Tag
-	if ref == "" {
-		ref = string(c.Digest)
-	}
-	wanted, err := r.wanted(ctx, rule, c, to)
-	if err != nil || !wanted {
-		return counts, err
-	}
-	refs, err := r.withAttached(ctx, rule, c.Repo, ref)
-	if err != nil {
-		return counts, err
-	}
-	p, err := imagecopy.Copy(ctx, rule.Remote, r.o.Local, imagecopy.Options{Referrers: rule.Referrers,
-		Images: []imagecopy.Image{{From: c.Repo, To: to, References: refs}}})
-	counts = Counts{Manifests: p.Manifests, Blobs: p.Blobs, Bytes: p.Bytes, Failed: p.Failed}
-	if p.Manifests > 0 {
-		counts.Images = p.References
-	}
-	if absent(err) {
-		if _, gone := r.o.Local.ResolveManifest(ctx, c.Repo, ref); absent(gone) {
-			return Counts{}, nil // it was deleted meanwhile
-		}
-	}
-	return counts, err
-}
-
-// withAttached returns a reference and the tags under which cosign keeps what it attached to
-// that image.
-func (r *Replicator) withAttached(ctx context.Context, rule *Rule, repo, ref string) ([]string, error) {
-	refs := []string{ref}
-	if !rule.Referrers || subjectOf(ref) != "" {
-		return refs, nil
-	}
-	desc, err := r.o.Local.ResolveManifest(ctx, repo, ref)
-	if absent(err) {
-		return refs, nil // the copy finds that out
-	}
-	if err != nil {
-		return nil, err
-	}
-	for _, kind := range []string{".sig", ".att", ".sbom"} {
-		tag := strings.Replace(string(desc.Digest), ":", "-", 1) + kind
-		switch _, err := r.o.Local.ResolveManifest(ctx, repo, tag); {
-		case err == nil:
-			refs = append(refs, tag)
-		case !absent(err):
-			return nil, err
-		}
-	}
-	return refs, nil
-}
-
-// wanted reports whether a push is copied: one of a tag that the rule picks, or of
-// something that refers to an image which the remote registry has.
-func (r *Replicator) wanted(ctx context.Context, rule *Rule, c *change, to string) (bool, error) {
-	if c.Tag != "" && rule.picked(c.Tag) {
-		return true, nil
-	}
-	subject := subjectOf(c.Tag)
-	if c.Tag == "" {
-		m, err := r.o.Local.GetManifest(ctx, c.Repo, string(c.Digest))
-		if absent(err) {
-			return false, nil
-		}
-		if err != nil {
-			return false, err
-		}
-		var doc struct {
-			Subject *oci.Descriptor `json:"subject"`
-		}
-		if json.Unmarshal(m.Bytes, &doc) == nil && doc.Subject != nil {
-			subject = doc.Subject.Digest
-		}
-	}
-	if subject == "" || !rule.Referrers {
-		return false, nil
-	}
-	_, err := rule.Remote.ResolveManifest(ctx, to, string(subject))
-	if absent(err) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
-// repeatDeletion deletes at the remote registry what was deleted here, unless it is here
-// again.
-func (r *Replicator) repeatDeletion(ctx context.Context, rule *Rule, c *change, to string) error {
-	ref := c.Tag
-	if ref == "" {
-		ref = string(c.Digest)
-	}
-	switch _, err := r.o.Local.ResolveManifest(ctx, c.Repo, ref); {
-	case err == nil:
-		return nil
-	case !absent(err):
-		return err
-	}
-	var err error
-	if c.Tag != "" {
-		err = rule.Remote.DeleteTag(ctx, to, c.Tag)
-	} else {
-		err = rule.Remote.DeleteManifest(ctx, to, c.Digest)
-	}
-	if absent(err) {
-		return nil
-	}
-	return err
 }
