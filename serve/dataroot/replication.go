@@ -2,9 +2,11 @@ package dataroot
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"regexp"
 	"slices"
@@ -106,10 +108,46 @@ func openRemoteRegistry(c *config.Replication, rule *replication.Rule, log *slog
 		return nil, fmt.Errorf("tls: %w", err)
 	}
 	tlsConfig.InsecureSkipVerify = c.TLS.InsecureSkipVerify
-	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: 16, IdleConnTimeout: 90 * time.Second,
-		TLSHandshakeTimeout: 10 * time.Second, ExpectContinueTimeout: time.Second, DisableCompression: true, TLSClientConfig: tlsConfig}
+	transport := remoteTransport(tlsConfig, remoteSilence)
 	rule.Remote, err = client.New(c.URL, &client.Options{Credential: credential, Transport: replication.Transport(transport), Logger: log})
 	return transport, err
+}
+
+// remoteSilence is how long a remote registry may take no byte, or not answer after the last
+// one. It is long because registries check and move large blobs before they answer. Without
+// a bound, one that hangs would stop a rule for ever, and nobody would notice. The client
+// bounds what it reads.
+const remoteSilence = 15 * time.Minute
+
+// remoteTransport returns the transport to a remote registry.
+func remoteTransport(conf *tls.Config, silence time.Duration) *http.Transport {
+	dialer := &net.Dialer{Timeout: 30 * time.Second}
+	return &http.Transport{
+		Proxy: http.ProxyFromEnvironment, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: 16, IdleConnTimeout: 90 * time.Second,
+		TLSHandshakeTimeout: 10 * time.Second, ExpectContinueTimeout: time.Second, ResponseHeaderTimeout: silence,
+		DisableCompression: true, TLSClientConfig: conf,
+		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			c, err := dialer.DialContext(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			return impatientConn{c, silence}, nil
+		},
+	}
+}
+
+// impatientConn is a connection that breaks if nothing can be written for a while.
+type impatientConn struct {
+	net.Conn
+	silence time.Duration
+}
+
+// Write implements net.Conn.
+func (c impatientConn) Write(b []byte) (int, error) {
+	if err := c.SetWriteDeadline(time.Now().Add(c.silence)); err != nil {
+		return 0, err
+	}
+	return c.Conn.Write(b)
 }
 
 // replicationStore keeps the state of the rules and their queues in the catalogue.
