@@ -6,7 +6,7 @@ import (
 	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/sha256"
+	_ "crypto/sha512" // for keys on longer curves
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
@@ -42,9 +42,14 @@ func newSigner(t *testing.T, name string, key crypto.Signer) *signer {
 func (s *signer) sign(message string) string {
 	s.t.Helper()
 	in, opts := []byte(message), crypto.SignerOpts(crypto.Hash(0))
-	if _, ok := s.key.(*ecdsa.PrivateKey); ok {
-		sum := sha256.Sum256(in)
-		in, opts = sum[:], crypto.SHA256
+	if k, ok := s.key.(*ecdsa.PrivateKey); ok {
+		hash := crypto.SHA256
+		if k.Curve == elliptic.P384() {
+			hash = crypto.SHA384
+		}
+		h := hash.New()
+		h.Write(in)
+		in, opts = h.Sum(nil), hash
 	}
 	sig, err := s.key.Sign(rand.Reader, in, opts)
 	if err != nil {
@@ -126,8 +131,16 @@ func TestSignatures(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	release, build, other := newSigner(t, "release", ecKey), newSigner(t, "build", edKey), newSigner(t, "other", strange)
-	s := start(t, setup{yaml: fmt.Sprintf("signatures: [{name: release, key: %s, repositories: ['team/**']}, {name: build, key: %s, repositories: ['team/**']}]\n", release.file, build.file)})
+	long, err := ecdsa.GenerateKey(elliptic.P384(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release, build, other, vault := newSigner(t, "release", ecKey), newSigner(t, "build", edKey), newSigner(t, "other", strange), newSigner(t, "vault", long)
+	keys := ""
+	for name, k := range map[string]*signer{"release": release, "build": build, "vault": vault} {
+		keys += fmt.Sprintf("- {name: %s, key: %s, repositories: ['team/**']}\n", name, k.file)
+	}
+	s := start(t, setup{yaml: "signatures:\n" + keys})
 	const sign = "https://sigstore.dev/cosign/sign/v1"
 	const bad, unknown = "signature does not verify", ">signature<"
 	tag := func(k *signer, kind string, about func(string) string) func(string, string, string) {
@@ -143,6 +156,7 @@ func TestSignatures(t *testing.T) {
 	}{
 		"team/tag":          {tag(release, cosignType, itself), "signed: release"},
 		"team/tag-ed25519":  {tag(build, cosignType, itself), "signed: build"},
+		"team/tag-p384":     {tag(vault, cosignType, itself), "signed: vault"},
 		"team/other-key":    {tag(other, cosignType, itself), bad},
 		"team/other-image":  {tag(release, cosignType, func(string) string { return digestOf("x") }), bad},
 		"team/other-type":   {tag(release, "a promise", itself), bad},
@@ -169,6 +183,17 @@ func TestSignatures(t *testing.T) {
 		"team/bundle": {func(repo, image, _ string) {
 			s.asReferrer(repo, image, bundleType, bundleType, envelope(release, image, sign), nil)
 		}, "signed: release"},
+		"team/bundle-p384": {func(repo, image, _ string) {
+			s.asReferrer(repo, image, bundleType, bundleType, envelope(vault, image, sign), nil)
+		}, "signed: vault"},
+		"team/bundle-of-many": {func(repo, image, _ string) { // a format with one signature
+			many := strings.Replace(envelope(release, image, sign), `"signatures":[`, `"signatures":[`+strings.Repeat("{},", 5000), 1)
+			s.asReferrer(repo, image, bundleType, bundleType, many, nil)
+		}, bad},
+		"team/large-attestation": {func(repo, image, _ string) {
+			large := strings.Replace(envelope(release, image, "https://spdx.dev/Document"), `{"publicKey"`, `{"padding":"`+strings.Repeat("x", 2<<20)+`","publicKey"`, 1)
+			s.asReferrer(repo, image, bundleType, bundleType, large, nil)
+		}, unknown},
 		"team/bundle-other": {func(repo, image, _ string) {
 			s.asReferrer(repo, image, bundleType, bundleType, envelope(other, image, sign), nil)
 		}, bad},

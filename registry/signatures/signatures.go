@@ -11,6 +11,8 @@ import (
 	"bytes"
 	"context"
 	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -36,7 +38,7 @@ type Key struct {
 
 type key struct {
 	Key
-	verifier signature.Verifier
+	verifiers []signature.Verifier
 }
 
 // Verifier verifies signatures. A nil Verifier has no keys. All methods may run
@@ -54,13 +56,32 @@ func New(keys []Key) (*Verifier, error) {
 		if err != nil {
 			return nil, fmt.Errorf("public key %s: %w", k.Name, err)
 		}
-		verifier, err := signature.LoadVerifier(pub, crypto.SHA256)
-		if err != nil {
-			return nil, fmt.Errorf("public key %s: %w", k.Name, err)
+		loaded := key{Key: k}
+		for _, hash := range hashes(pub) {
+			verifier, err := signature.LoadVerifier(pub, hash)
+			if err != nil {
+				return nil, fmt.Errorf("public key %s: %w", k.Name, err)
+			}
+			loaded.verifiers = append(loaded.verifiers, verifier)
 		}
-		v.keys = append(v.keys, key{k, verifier})
+		v.keys = append(v.keys, loaded)
 	}
 	return v, nil
+}
+
+// hashes returns what a key may sign: a SHA-256, which is cosign's default, or a longer hash
+// if the curve of the key is longer.
+func hashes(pub crypto.PublicKey) []crypto.Hash {
+	list := []crypto.Hash{crypto.SHA256}
+	if ec, ok := pub.(*ecdsa.PublicKey); ok {
+		switch ec.Curve {
+		case elliptic.P384():
+			list = append(list, crypto.SHA384)
+		case elliptic.P521():
+			list = append(list, crypto.SHA512)
+		}
+	}
+	return list
 }
 
 // Source has the images and what is attached to them.
@@ -84,7 +105,7 @@ type Signature struct {
 
 const (
 	// maxSignatures bounds how many manifests with signatures of an image are looked at,
-	// and how many signatures of each.
+	// and how many signatures in all, because everybody who may push can attach some.
 	maxSignatures = 32
 	// maxContent bounds a signature or what is signed, in bytes.
 	maxContent = 1 << 20
@@ -108,8 +129,9 @@ func (v *Verifier) Image(ctx context.Context, src Source, repo string, d oci.Dig
 	if err != nil {
 		return nil, err
 	}
+	left := maxSignatures
 	look := func(m catalog.Manifest) {
-		s := &looking{ctx: ctx, src: src, repo: repo, image: d, keys: keys}
+		s := &looking{ctx: ctx, src: src, repo: repo, image: d, keys: keys, left: &left}
 		s.manifest(m)
 		if s.seen > 0 {
 			list = append(list, Signature{m.Digest, s.names, len(s.names) == 0 && s.unknown == 0})
@@ -155,6 +177,8 @@ type looking struct {
 	repo  string
 	image oci.Digest
 	keys  []key
+	// left is how many signatures of the image may still be looked at.
+	left *int
 
 	names         []string
 	seen, unknown int
@@ -168,14 +192,20 @@ func (s *looking) manifest(m catalog.Manifest) {
 	if json.Unmarshal(m.Content, &doc) != nil {
 		return
 	}
-	for _, l := range doc.Layers[:min(len(doc.Layers), maxSignatures)] {
-		if l.MediaType != simpleSigning && !strings.HasPrefix(l.MediaType, bundlePrefix) {
-			continue
+	for _, l := range doc.Layers {
+		isBundle := strings.HasPrefix(l.MediaType, bundlePrefix)
+		if l.MediaType != simpleSigning && !isBundle || isBundle && l.Size > maxContent {
+			continue // such a large bundle is an attestation
 		}
+		if *s.left == 0 {
+			return
+		}
+		*s.left--
 		content, err := s.src.Content(s.ctx, s.repo, l.Digest, maxContent)
 		switch {
-		case err != nil:
-			s.seen++ // a signature that cannot be read does not verify
+		case err != nil: // that says nothing about the signature
+			s.seen++
+			s.unknown++
 		case l.MediaType == simpleSigning:
 			s.simple(l, content)
 		default:
@@ -187,8 +217,10 @@ func (s *looking) manifest(m catalog.Manifest) {
 // verified notes the keys with which a signature verifies.
 func (s *looking) verified(verify func(signature.Verifier) error) {
 	for _, k := range s.keys {
-		if verify(k.verifier) == nil && !slices.Contains(s.names, k.Name) {
-			s.names = append(s.names, k.Name)
+		for _, v := range k.verifiers {
+			if !slices.Contains(s.names, k.Name) && verify(v) == nil {
+				s.names = append(s.names, k.Name)
+			}
 		}
 	}
 }
@@ -234,13 +266,19 @@ func (s *looking) bundle(content []byte) {
 		s.seen++
 		return
 	}
-	if b.Envelope != nil && !s.aboutImage(b.Envelope) {
-		return // an attestation
+	var signed int
+	if b.Envelope != nil {
+		var about bool
+		if signed, about = s.aboutImage(b.Envelope); !about {
+			return // an attestation
+		}
 	}
 	s.seen++
 	switch {
 	case b.Material.PublicKey == nil:
 		s.unknown++
+	case b.Envelope != nil && signed != 1:
+		// Bundles have one signature. For each, all of the payload would be hashed.
 	case b.Envelope != nil:
 		s.verified(func(v signature.Verifier) error {
 			return dsse.WrapVerifier(v).VerifySignature(bytes.NewReader(b.Envelope), nil)
@@ -256,11 +294,12 @@ func (s *looking) bundle(content []byte) {
 	}
 }
 
-// aboutImage reports whether an envelope states that the image is signed. Nothing has been
-// verified yet.
-func (s *looking) aboutImage(envelope []byte) bool {
+// aboutImage reports whether an envelope states that the image is signed, and how many
+// signatures the envelope has. Nothing has been verified yet.
+func (s *looking) aboutImage(envelope []byte) (signed int, about bool) {
 	var e struct {
-		Payload []byte `json:"payload"`
+		Payload    []byte            `json:"payload"`
+		Signatures []json.RawMessage `json:"signatures"`
 	}
 	var st struct {
 		Subject []struct {
@@ -269,12 +308,12 @@ func (s *looking) aboutImage(envelope []byte) bool {
 		Predicate string `json:"predicateType"`
 	}
 	if json.Unmarshal(envelope, &e) != nil || json.Unmarshal(e.Payload, &st) != nil || st.Predicate != signPredicate {
-		return false
+		return 0, false
 	}
 	for _, sub := range st.Subject {
 		if sub.Digest[string(s.image.Algorithm())] == s.image.Encoded() {
-			return true
+			return len(e.Signatures), true
 		}
 	}
-	return false
+	return 0, false
 }
