@@ -2,7 +2,9 @@ package main
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -64,6 +66,44 @@ func TestRPM(t *testing.T) {
 		}
 		if got := rpm("-qp", "--configfiles"); strings.Count(got, "/etc/slipway/") != 2 {
 			t.Errorf("configuration: %s", got)
+		}
+	}
+}
+
+// TestDirectoriesOfOthersStay runs what the packages' scripts do with the server's
+// directories. Directories that belong to somebody stay as they are, also behind a link that
+// root has made.
+func TestDirectoriesOfOthersStay(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root can give a directory to somebody else")
+	}
+	t.Chdir("../..")
+	dir := t.TempDir()
+	for name, uid := range map[string]int{"mine": 0, "theirs": 12345} {
+		if err := errors.Join(os.Mkdir(filepath.Join(dir, name), 0o755), os.Chown(filepath.Join(dir, name), uid, uid),
+			os.Symlink(name, filepath.Join(dir, "link-to-"+name))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Nobody has recorded an override.
+	if err := os.WriteFile(filepath.Join(dir, "dpkg-statoverride"), []byte("#!/bin/sh\nexit 1\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, script := range []string{rpmDir + "/postin", debianDir + "/postinst"} {
+		text := string(read(t, script))
+		_, function, ok := strings.Cut(text, "\nown() {\n")
+		function, _, closed := strings.Cut(function, "\n}\n")
+		if !ok || !closed {
+			t.Fatalf("%s has no function own", script)
+		}
+		for name, changes := range map[string]bool{"mine": true, "link-to-mine": true, "theirs": false, "link-to-theirs": false} {
+			sh := "chown() { echo chown; }\nchmod() { echo chmod; }\nown() {\n" + function + "\n}\nown " + filepath.Join(dir, name) + " 0700 slipway slipway"
+			cmd := exec.Command("sh", "-ec", sh)
+			cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
+			out, err := cmd.CombinedOutput()
+			if err != nil || (len(out) > 0) != changes {
+				t.Errorf("%s, %s: got %q, %v, want changes: %t", script, name, out, err, changes)
+			}
 		}
 	}
 }
