@@ -253,6 +253,47 @@ func TestOneImageDoesNotHoldUpTheQueue(t *testing.T) {
 	}
 }
 
+// TestManyRefusalsHoldUpNothing has the remote refuse many images, which then wait for long,
+// and pushes another.
+func TestManyRefusalsHoldUpNothing(t *testing.T) {
+	t.Parallel()
+	here, there, st := newSide(t), newSide(t), newStore()
+	const many = 1200
+	remote := &faulty{there.Registry, func(_, repo, _ string) error {
+		if repo == "team/refused" {
+			return oci.Errorf(oci.CodeDenied, "no")
+		}
+		return nil
+	}}
+	rule := replication.Rule{Name: "out", Push: true, OnPush: true, Remote: remote}
+	here.run(t, "here", st, replication.Options{RetryWait: 24 * time.Hour, RetryMaxWait: 24 * time.Hour}, rule)
+	d := push(t, here, "team/refused", "v", "refused", nil)
+	for i := range many {
+		m, err := here.GetManifest(t.Context(), "team/refused", string(d.Digest))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := here.PutManifest(t.Context(), "team/refused", oci.PutManifest{Bytes: m.Bytes, MediaType: m.MediaType, Tags: []string{fmt.Sprint("v", i)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	until(t, "refusals of all", func() bool {
+		st.mu.Lock()
+		defer st.mu.Unlock()
+		for _, it := range st.queue["out"] {
+			if !strings.Contains(string(it.Payload), `"attempts"`) {
+				return false
+			}
+		}
+		return len(st.queue["out"]) > many/2
+	})
+	push(t, here, "team/app", "v1", "one", nil)
+	until(t, "the image behind them", func() bool {
+		_, err := there.ResolveManifest(t.Context(), "team/app", "v1")
+		return err == nil
+	})
+}
+
 // TestDeletionsThatAreNotSupported has a remote registry that deletes nothing, now or ever.
 func TestDeletionsThatAreNotSupported(t *testing.T) {
 	t.Parallel()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -11,26 +12,44 @@ import (
 	"example.org/slipway/oci/imagecopy"
 )
 
-// batch is how many entries of the queue are read at once.
-const batch = 500
+const (
+	// batch is how many entries of the queue are read at once.
+	batch = 500
+	// maxAhead bounds how many are read to find one behind those that wait.
+	maxAhead = 64 * batch
+)
+
+// ahead returns the entries at the front of the queue. It reads on if none of them is due.
+// more says that there may be others behind them.
+func (w *worker) ahead(ctx context.Context) (list []queued, more bool, err error) {
+	for n := batch; ; n *= 2 {
+		items, err := w.r.o.Store.Next(ctx, w.rule.Name, n)
+		if err != nil {
+			return nil, false, err
+		}
+		list, stale := latest(items)
+		if err := w.r.o.Store.Delete(ctx, stale...); err != nil {
+			return nil, false, err
+		}
+		if len(items) < n || n >= maxAhead || slices.ContainsFunc(list, func(it queued) bool { return w.untilDue(&it) == 0 }) {
+			return list, len(items) == n, nil
+		}
+	}
+}
+
+// untilDue returns how long an entry still has to wait.
+func (w *worker) untilDue(it *queued) time.Duration { return w.r.left(it.Due, w.r.o.RetryMaxWait) }
 
 // drain does what is in the queue, and returns when to look again.
 func (w *worker) drain(ctx context.Context, st *state) (wait time.Duration, err error) {
-	items, err := w.r.o.Store.Next(ctx, w.rule.Name, batch)
+	list, more, err := w.ahead(ctx)
 	if err != nil {
-		return 0, err
-	}
-	if len(items) == 0 {
-		return lookAgain, w.show(ctx, st)
-	}
-	list, stale := latest(items)
-	if err := w.r.o.Store.Delete(ctx, stale...); err != nil {
 		return 0, err
 	}
 	wait = lookAgain
 	done := false
 	for _, it := range list {
-		if d := w.r.left(it.Due, w.r.o.RetryMaxWait); d > 0 {
+		if d := w.untilDue(&it); d > 0 {
 			wait = min(wait, d)
 			continue
 		}
@@ -43,7 +62,7 @@ func (w *worker) drain(ctx context.Context, st *state) (wait time.Duration, err 
 		}
 		done = true
 	}
-	if done && len(items) == batch {
+	if done && more {
 		wait = 0
 	}
 	return wait, w.show(ctx, st)
