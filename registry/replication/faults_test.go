@@ -258,7 +258,7 @@ func TestOneImageDoesNotHoldUpTheQueue(t *testing.T) {
 func TestManyRefusalsHoldUpNothing(t *testing.T) {
 	t.Parallel()
 	here, there, st := newSide(t), newSide(t), newStore()
-	const many = 1200
+	const many = 700 // more than are read at once
 	remote := &faulty{there.Registry, func(_, repo, _ string) error {
 		if repo == "team/refused" {
 			return oci.Errorf(oci.CodeDenied, "no")
