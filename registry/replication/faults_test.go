@@ -294,6 +294,31 @@ func TestManyRefusalsHoldUpNothing(t *testing.T) {
 	})
 }
 
+// slowStore is a store whose Next waits until the test lets it go on.
+type slowStore struct {
+	*store
+	looks, goOn chan struct{}
+}
+
+func (s *slowStore) Next(ctx context.Context, rule string, n int) ([]replication.Item, error) {
+	s.looks <- struct{}{}
+	<-s.goOn
+	return s.store.Next(ctx, rule, n)
+}
+
+// TestRunWaitsForALookAtTheQueue starts a run while the rule looks at its queue.
+func TestRunWaitsForALookAtTheQueue(t *testing.T) {
+	t.Parallel()
+	here, there := newSide(t), newSide(t)
+	st := &slowStore{newStore(), make(chan struct{}, 1000), make(chan struct{})}
+	r, _ := here.replicate(t, "here", st, replication.Rule{Name: "out", Push: true, OnPush: true, Remote: there.Registry})
+	<-st.looks
+	time.AfterFunc(200*time.Millisecond, func() { close(st.goOn) }) // a run that does not wait fails before
+	if _, err := r.Replicate(t.Context(), replication.Args{Rule: "out"}, nil); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestDeletionsThatAreNotSupported has a remote registry that deletes nothing, now or ever.
 func TestDeletionsThatAreNotSupported(t *testing.T) {
 	t.Parallel()

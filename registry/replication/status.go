@@ -2,6 +2,7 @@ package replication
 
 import (
 	"context"
+	"errors"
 	"time"
 )
 
@@ -96,7 +97,7 @@ func (r *Replicator) Replicate(ctx context.Context, args Args, progress func(Rep
 		return newRun(r, w.rule, args, progress).do(ctx)
 	}
 	defer w.nudge() // for what was queued meanwhile
-	err = w.alone(ctx, func(ctx context.Context) error {
+	err = w.patiently(ctx, func(ctx context.Context) error {
 		st, err := w.load(ctx)
 		if err != nil {
 			return err
@@ -105,6 +106,29 @@ func (r *Replicator) Replicate(ctx context.Context, args Args, progress func(Rep
 		return err
 	})
 	return rep, err
+}
+
+const (
+	// maxLook is how long a run waits for a rule that is at work. Mostly it only looks at
+	// its queue, and is done at once.
+	maxLook = 5 * time.Second
+	// lookPause is the pause between two tries.
+	lookPause = 20 * time.Millisecond
+)
+
+// patiently is alone, but waits a little for a rule that is at work.
+func (w *worker) patiently(ctx context.Context, f func(context.Context) error) error {
+	for began := time.Now(); ; {
+		err := w.alone(ctx, f)
+		if !errors.Is(err, errBusy) || time.Since(began) > maxLook {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(lookPause):
+		}
+	}
 }
 
 // Rules returns the names of the rules.
