@@ -113,12 +113,9 @@ func (w *warmer) due(now time.Time) (hosts []string) {
 // registries returns the registries of the configuration, and those of the images here.
 func (w *warmer) registries() []string {
 	known := w.a.regs.Hosts()
-	st, _ := w.a.files.Summary()
-	for i := range st.Images {
-		for _, s := range st.Images[i].Sources {
-			if ref, err := registries.Parse(s.Credential); err == nil {
-				known = append(known, ref.Host)
-			}
+	for _, s := range w.a.files.Sources() {
+		if ref, err := registries.Parse(s.Credential); err == nil {
+			known = append(known, ref.Host)
 		}
 	}
 	slices.Sort(known)

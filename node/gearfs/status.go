@@ -203,6 +203,16 @@ func (s *Service) Summary() (st Status, complete int) {
 	return st, complete
 }
 
+// Sources returns the sources of all images. Unlike Summary, it looks for no files.
+func (s *Service) Sources() (all []SourceRef) {
+	s.imagesMu.RLock()
+	defer s.imagesMu.RUnlock()
+	for _, img := range s.images {
+		all = append(all, img.rec.Sources...)
+	}
+	return all
+}
+
 // removals returns how many files the cache has lost, for whatever reason.
 func removals(st cachedir.Stats) int64 { return st.Evicted + st.Damaged + st.Gone }
 
