@@ -37,10 +37,9 @@ func (a *Agent) tellPeers(ctx context.Context) {
 	tick := time.NewTicker(usedEvery)
 	defer tick.Stop()
 	for {
-		st, _ := a.files.Summary()
 		images := map[gearfs.SourceRef]bool{}
-		for i := range st.Images {
-			if img := &st.Images[i]; len(img.Sources) > 0 {
+		for _, img := range a.files.Images() {
+			if len(img.Sources) > 0 {
 				others, known := images[img.Sources[0]] // of other layers
 				images[img.Sources[0]] = img.Complete && (others || !known)
 			}

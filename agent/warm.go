@@ -113,9 +113,11 @@ func (w *warmer) due(now time.Time) (hosts []string) {
 // registries returns the registries of the configuration, and those of the images here.
 func (w *warmer) registries() []string {
 	known := w.a.regs.Hosts()
-	for _, s := range w.a.files.Sources() {
-		if ref, err := registries.Parse(s.Credential); err == nil {
-			known = append(known, ref.Host)
+	for _, img := range w.a.files.Images() {
+		for _, s := range img.Sources {
+			if ref, err := registries.Parse(s.Credential); err == nil {
+				known = append(known, ref.Host)
+			}
 		}
 	}
 	slices.Sort(known)

@@ -203,12 +203,10 @@ func (s *Service) Summary() (st Status, complete int) {
 	return st, complete
 }
 
-// Sources returns the sources of all images. Unlike Summary, it looks for no files.
-func (s *Service) Sources() (all []SourceRef) {
-	s.imagesMu.RLock()
-	defer s.imagesMu.RUnlock()
-	for _, img := range s.images {
-		all = append(all, img.rec.Sources...)
+// Images returns the status of all images. Unlike Summary, it looks for no files.
+func (s *Service) Images() (all []ImageStatus) {
+	for _, img := range s.allImages() {
+		all = append(all, s.imageStatus(img))
 	}
 	return all
 }
