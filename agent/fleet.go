@@ -106,8 +106,7 @@ func (a *Agent) tellOne(ctx context.Context, sources []gearfs.SourceRef, r *flee
 		if err == nil {
 			return // the others are mirrors
 		}
-		if oci.HasCode(err, oci.CodeUnsupported) || oci.HasCode(err, oci.CodeNameUnknown) ||
-			oci.HasCode(err, oci.CodeDenied) || oci.HasCode(err, oci.CodeUnauthorized) {
+		if oci.HasCode(err, oci.CodeUnsupported, oci.CodeNameUnknown, oci.CodeDenied, oci.CodeUnauthorized) {
 			spared[ref.String()] = time.Now().Add(unwanted)
 		}
 		a.log.Debug("report to a registry", "image", r.Image, "source", ref, "err", err)

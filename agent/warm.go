@@ -157,8 +157,7 @@ func (w *warmer) ask(ctx context.Context, host string) {
 	pause := time.Duration(answer.Again * float64(time.Second))
 	if err != nil {
 		pause = askPause
-		if oci.HasCode(err, oci.CodeUnsupported) || oci.HasCode(err, oci.CodeNameUnknown) ||
-			oci.HasCode(err, oci.CodeDenied) || oci.HasCode(err, oci.CodeUnauthorized) {
+		if oci.HasCode(err, oci.CodeUnsupported, oci.CodeNameUnknown, oci.CodeDenied, oci.CodeUnauthorized) {
 			pause = unwanted
 		}
 		w.a.log.Debug("ask a registry for orders", "registry", host, "err", err)
@@ -275,12 +274,7 @@ func (w *warmer) note(t *warmTask, image string, err error) bool {
 // refused reports whether an error is the registry's statement that this node does not get
 // the image.
 func refused(err error) bool {
-	for _, code := range []oci.Code{oci.CodeDenied, oci.CodeUnauthorized, oci.CodeNameUnknown, oci.CodeManifestUnknown} {
-		if oci.HasCode(err, code) {
-			return true
-		}
-	}
-	return false
+	return oci.HasCode(err, oci.CodeDenied, oci.CodeUnauthorized, oci.CodeNameUnknown, oci.CodeManifestUnknown)
 }
 
 // states counts the orders by state.

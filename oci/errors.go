@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 )
@@ -118,10 +119,10 @@ func (e *Error) HTTPStatus() int {
 	return http.StatusInternalServerError
 }
 
-// HasCode reports whether err is, or wraps, an Error with the code.
-func HasCode(err error, code Code) bool {
+// HasCode reports whether err is, or wraps, an Error with one of the codes.
+func HasCode(err error, codes ...Code) bool {
 	var e *Error
-	return errors.As(err, &e) && e.Code == code
+	return errors.As(err, &e) && slices.Contains(codes, e.Code)
 }
 
 type wireError struct {

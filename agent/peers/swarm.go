@@ -114,7 +114,7 @@ func (s *swarm) announceAll() {
 		} else {
 			failures++
 			again = retryFirst << min(failures-1, 5)
-			if oci.HasCode(err, oci.CodeUnsupported) || oci.HasCode(err, oci.CodeNameUnknown) || oci.HasCode(err, oci.CodeDenied) || oci.HasCode(err, oci.CodeUnauthorized) {
+			if oci.HasCode(err, oci.CodeUnsupported, oci.CodeNameUnknown, oci.CodeDenied, oci.CodeUnauthorized) {
 				again = unwanted
 				s.forget()
 			}
