@@ -45,6 +45,11 @@ func (s *Store) get(ctx context.Context, name string, off, n int64) (*remote.Obj
 		r.header["Range"] = rng
 	}
 	resp, err := s.c.do(ctx, r)
+	if statusOf(err) == http.StatusNotFound {
+		// An object server can say so of an object that is being replaced: it has looked for the
+		// newest file, and a newer one has come before it opens that file.
+		resp, err = s.c.do(ctx, r)
+	}
 	if statusOf(err) == http.StatusRequestedRangeNotSatisfiable {
 		return s.getNothing(ctx, name)
 	}
