@@ -38,10 +38,6 @@ type body struct {
 // may keep up to a step of a quota from others without needing it.
 const step = 32 << 10
 
-// drain is how many bytes of a refused body are read, so that the client reads the
-// refusal and does not see a reset connection.
-const drain = 256 << 20
-
 // newBody returns the body of a request. d is its content, if it is known.
 func (s limited) newBody(ctx context.Context, repo string, size int64, r io.Reader, d oci.Digest) (*body, error) {
 	b := &body{ctx: ctx, r: r, limits: s.limits, repo: repo}
@@ -75,7 +71,6 @@ func (b *body) Read(p []byte) (int, error) {
 				b.err = nil
 				return 0, io.EOF
 			}
-			_, _ = io.CopyN(io.Discard, b.r, drain) // while a client sends, it reads no answer
 			return 0, err
 		}
 	}

@@ -79,3 +79,28 @@ func TestSmallAnswerInOneWrite(t *testing.T) {
 		get("GET", 300<<10, 0)
 	}
 }
+
+// TestRefusedBodies sends the whole of a large body before it looks for the answer, as many clients
+// do. The refusal must arrive, and the connection must serve the next request.
+func TestRefusedBodies(t *testing.T) {
+	bd := newBed(t, setup{})
+	for _, target := range []string{"/v2/alice/app/blobs/uploads/none", "/v2/alice/app/wrong", "/elsewhere"} {
+		for _, size := range []int{100, 300 << 10, 8 << 20} {
+			for _, chunked := range []bool{false, true} {
+				c, data := bd.dial(), random(1, size)
+				if chunked {
+					c.send("PATCH %s HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", target, size, data)
+				} else {
+					c.send("PATCH %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", target, size, data)
+				}
+				a, err := c.tryReceive("PATCH")
+				if err != nil || a.Status < 400 || a.Status >= 500 {
+					t.Fatalf("%s with %d bytes (chunked: %t): got %d, %v; want an error of the client", target, size, chunked, a.Status, err)
+				}
+				if a := c.ask("GET", "/v2/", nil); a.Status != http.StatusOK {
+					t.Errorf("after %s with %d bytes (chunked: %t): got %d", target, size, chunked, a.Status)
+				}
+			}
+		}
+	}
+}

@@ -270,10 +270,36 @@ func (s *Server) answer(q *request, e *oci.Error) {
 	h["Content-Type"] = jsonType
 	h["X-Content-Type-Options"] = noSniff
 	h["Content-Length"] = []string{strconv.Itoa(len(b))}
+	if q.keepsSending(status) {
+		q.refused = http.NewResponseController(q.w.ResponseWriter).EnableFullDuplex() == nil
+	}
 	q.w.WriteHeader(status)
 	if q.r.Method != http.MethodHead {
 		_, _ = q.w.Write(b) // an error means that nobody is listening any more
 	}
+}
+
+// keepsSending reports whether the client of a refused request may still send its body.
+// HTTP/2 has a way of its own to stop a client, and a client that expects a 100 waits.
+func (q *request) keepsSending(status int) bool {
+	return q.w.awaiting && q.r.ProtoMajor == 1 && status != http.StatusRequestTimeout && (q.bodyRead > 0 || q.r.Header.Get("Expect") == "")
+}
+
+// maxDiscard is how many bytes of a refused body are read at most.
+const maxDiscard = 256 << 20
+
+// discardBody sends a refusal, and reads what the client is still sending. Many clients
+// look for an answer only when they have sent everything. If the connection is closed
+// before, they report a reset and not the answer.
+func (s *Server) discardBody(q *request) {
+	rc := http.NewResponseController(q.w.ResponseWriter)
+	if rc.Flush() == nil {
+		_ = rc.SetReadDeadline(time.Now().Add(s.opts.IdleTimeout))
+		if _, err := io.CopyN(io.Discard, q.r.Body, maxDiscard); err == io.EOF {
+			return
+		}
+	}
+	q.abort = true // net/http would take the rest for the next request
 }
 
 // fullError returns an error's text with the cause that the client does not see.

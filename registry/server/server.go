@@ -245,6 +245,8 @@ type request struct {
 	actor  *oci.Actor
 	// idText is the request's id. It is set when the id is first needed.
 	idText string
+	// refused says that an error was sent although the client may still be sending.
+	refused bool
 	// abort says that the connection has to be cut off.
 	abort bool
 }
@@ -279,6 +281,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.metrics.pulls.Add(&q.Request, r.Method, rw.status)
 	if s.opts.AccessLog != nil {
 		s.logAccess(&q, start)
+	}
+	if q.refused {
+		s.discardBody(&q)
 	}
 	rw.release()
 	if q.abort {
