@@ -431,6 +431,55 @@ func TestBasicFromDockerConfig(t *testing.T) {
 	wantCode(t, dial(t, s.URL, nil).Ping(t.Context()), oci.CodeUnauthorized)
 }
 
+// TestBasicFromPodman keeps a password where podman and skopeo do. What docker has for the
+// registry comes first, and a directory of another user is left alone.
+func TestBasicFromPodman(t *testing.T) {
+	var user string
+	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		var ok bool
+		if user, _, ok = r.BasicAuth(); !ok {
+			w.Header().Set("Www-Authenticate", `Basic realm="x"`)
+			w.WriteHeader(http.StatusUnauthorized)
+		}
+	})
+	keep := func(file, user string) {
+		t.Helper()
+		config := fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, strings.TrimPrefix(s.URL, "http://"), base64.StdEncoding.EncodeToString([]byte(user+":secret")))
+		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	docker, podman, run := t.TempDir(), filepath.Join(t.TempDir(), "auth.json"), t.TempDir()
+	t.Setenv("DOCKER_CONFIG", docker)
+	t.Setenv("REGISTRY_AUTH_FILE", "")
+	t.Setenv("XDG_RUNTIME_DIR", run)
+	login := func() error {
+		user = ""
+		return dial(t, s.URL, &client.Options{DockerConfig: true}).Ping(t.Context())
+	}
+	err := login()
+	wantCode(t, err, oci.CodeUnauthorized)
+	if !strings.Contains(err.Error(), "slipway login") {
+		t.Errorf("nothing says what to do: %v", err)
+	}
+	keep(filepath.Join(run, "containers", "auth.json"), "runtime")
+	if err := login(); err != nil || user != "runtime" {
+		t.Errorf("$XDG_RUNTIME_DIR: logged in as %q, error %v", user, err)
+	}
+	keep(podman, "podman")
+	t.Setenv("REGISTRY_AUTH_FILE", podman)
+	if err := login(); err != nil || user != "podman" {
+		t.Errorf("$REGISTRY_AUTH_FILE: logged in as %q, error %v", user, err)
+	}
+	keep(filepath.Join(docker, "config.json"), "docker")
+	if err := login(); err != nil || user != "docker" {
+		t.Errorf("both: logged in as %q, error %v", user, err)
+	}
+}
+
 func TestCredentialFunc(t *testing.T) {
 	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer ready-made" {

@@ -64,18 +64,51 @@ func StaticCredential(host, username, password string) CredentialFunc {
 
 // DockerCredential returns a CredentialFunc that takes credentials from Docker's
 // configuration and the credential helpers that it names. file is the path of the
-// configuration; "" means config.json in $DOCKER_CONFIG or ~/.docker. If the file changes
-// it is read again. A file that is missing has no credentials.
+// configuration; "" means config.json in $DOCKER_CONFIG or ~/.docker, and for registries
+// that have no credential there, the file of podman and skopeo. If a file changes it is
+// read again. A file that is missing has no credentials.
 func DockerCredential(file string) (CredentialFunc, error) {
-	file, err := dockerFile(file)
-	if err != nil {
-		return nil, err
+	files := []string{file}
+	if file == "" {
+		docker, err := dockerFile("")
+		if err != nil {
+			return nil, err
+		}
+		files = []string{docker}
+		podman := podmanFile()
+		// After su, $XDG_RUNTIME_DIR may be that of another user.
+		if _, err := os.Stat(podman); !errors.Is(err, os.ErrPermission) {
+			files = append(files, podman)
+		}
 	}
-	d := &dockerConfig{file: file}
-	if _, err := d.current(); err != nil {
-		return nil, err
+	var all []*dockerConfig
+	for _, file := range files {
+		d := &dockerConfig{file: file}
+		if _, err := d.current(); err != nil {
+			return nil, err
+		}
+		all = append(all, d)
 	}
-	return d.credential, nil
+	return func(ctx context.Context, host string) (cr Credential, err error) {
+		for _, d := range all {
+			if cr, err = d.credential(ctx, host); err != nil || cr != (Credential{}) {
+				break
+			}
+		}
+		return cr, err
+	}, nil
+}
+
+// podmanFile returns the path of the file in which podman and skopeo keep credentials; see
+// containers-auth.json(5).
+func podmanFile() string {
+	if file := os.Getenv("REGISTRY_AUTH_FILE"); file != "" {
+		return file
+	}
+	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" {
+		return filepath.Join(dir, "containers", "auth.json")
+	}
+	return fmt.Sprintf("/run/containers/%d/auth.json", os.Getuid())
 }
 
 // dockerFile returns the path of Docker's configuration, unless another one is named.

@@ -210,7 +210,7 @@ func (c *Client) sendError(l call, err error) error {
 		err = &oci.Error{Code: oci.UnmarshalError(token.StatusCode, nil).Code, Status: token.StatusCode,
 			Message: fmt.Sprintf("the token service answered %d", token.StatusCode)}
 	} else if errors.Is(err, auth.ErrBasicCredentialNotFound) {
-		err = &oci.Error{Code: oci.CodeUnauthorized, Message: "the registry wants a user name and password, and there are none", Err: auth.ErrBasicCredentialNotFound}
+		err = &oci.Error{Code: oci.CodeUnauthorized, Message: "the registry wants a user name and password, and there are none; slipway login keeps them", Err: auth.ErrBasicCredentialNotFound}
 	}
 	var u *url.Error
 	if errors.As(err, &u) && l.url.Host == hostOf(u.URL) {

@@ -24,7 +24,8 @@ func loginCommand() *cobra.Command {
 		Short: "Keep a user name and password for a registry",
 		Long: `Check a user name and password with a registry, and keep them where docker login does: in
 $DOCKER_CONFIG/config.json or ~/.docker/config.json, or in the credential helper that this file
-names. All commands of slipway, docker, podman, skopeo and others find them there.
+names. All commands of slipway, docker, podman, skopeo and others find them there. Passwords
+that podman login and skopeo login keep in their own file are found, too.
 
 Without a helper the password lies in the file as it is, readable by you alone.`,
 		Example: `  slipway login registry.example.com
