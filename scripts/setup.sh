@@ -246,13 +246,14 @@ setup_test() {
 	# The documentation's commands use these, too.
 	apt_need busybox:busybox-static htpasswd:apache2-utils curl:curl pigz:pigz python3:python3
 	# These are servers: a registry to compare with, the stores on which drivers are tested,
-	# the catalogue's database, and load balancers in front of several replicas.
+	# the catalogue's database, load balancers in front of several replicas, and a directory of
+	# users.
 	apt_quiet docker-registry:docker-registry initdb:postgresql-15 \
 		ceph-mon:ceph-mon ceph-osd:ceph-osd ceph:ceph-common rbd:ceph-common radosgw:radosgw radosgw-admin:radosgw \
 		swift-proxy-server:swift-proxy swift-account-server:swift-account \
 		swift-container-server:swift-container swift-object-server:swift-object \
 		memcached:memcached swift:python3-swiftclient haproxy:haproxy nginx:nginx-light \
-		prometheus:prometheus promtool:prometheus
+		prometheus:prometheus promtool:prometheus slapd:slapd ldapadd:ldap-utils
 	# Headers of librbd, for the driver of volumes.
 	[ -e /usr/include/rbd/librbd.h ] || apt_install librbd-dev librados-dev
 	[ -e /usr/include/rbd/librbd.h ] || missing+=(librbd-dev)
@@ -260,6 +261,9 @@ setup_test() {
 	# The system in which packages are installed and upgraded.
 	apt_need mmdebstrap:mmdebstrap dpkg-deb:dpkg nsenter:util-linux
 	debian_tar "debian-$(debian_suite)" adduser
+
+	# The release from which the drill of docs/drill.md upgrades.
+	old_release 0.1.0 a5c7ab084adf
 
 	go_tool crane github.com/google/go-containerregistry/cmd/crane v0.22.1
 	go_tool regctl github.com/regclient/regclient/cmd/regctl v0.11.7

@@ -16,8 +16,8 @@ import (
 	"example.org/slipway/integration/internal/tool"
 )
 
-// pageTimeout bounds the time of all blocks of a page.
-const pageTimeout = 90 * time.Second
+// pageTimeout bounds the time of all blocks of a page. The drill starts servers a dozen times.
+const pageTimeout = 4 * time.Minute
 
 // atOnce is the number of pages that run at the same time. They mostly wait for servers, so it
 // helps to run more than there are processors.
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 // there for the next one. It lists the blocks that are not run, with their reasons.
 func TestBlocks(t *testing.T) {
 	tool.NeedRoot(t)
-	for _, name := range []string{"unshare", "ip", "podman", "skopeo", "curl", "busybox", "htpasswd", "docker-registry", "runc", "python3"} {
+	for _, name := range []string{"unshare", "ip", "podman", "skopeo", "curl", "busybox", "htpasswd", "docker-registry", "runc", "python3", "openssl", "slapd", "ldapadd"} {
 		tool.System(t, name)
 	}
 	binary := slipway.Binary(t)

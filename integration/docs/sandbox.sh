@@ -6,7 +6,7 @@
 # DIR is a directory for this run alone, with the script page.sh in it. The machine's
 # tree is seen through an overlay whose changes are in memory; /tmp, /run, /var/lib and
 # /page, where the script runs, are directories in DIR. SLIPWAY is the program under test
-# and TOOLS a directory of others. When this process ends, so does all that the script left.
+# and TOOLS a directory of others. Programs of releases, slipway-VERSION, are beside TOOLS. When this process ends, so does all that the script left.
 set -eu
 dir=$1 slipway=$2 tools=$3
 new=$dir/root
@@ -29,6 +29,12 @@ mount --bind "$tools" "$new/opt/tools"
 rm -f "$new/usr/local/bin/slipway"
 touch "$new/usr/local/bin/slipway"
 mount --bind "$slipway" "$new/usr/local/bin/slipway"
+for release in "$tools"/../slipway-*/slipway; do
+	[ -e "$release" ] || continue
+	name=$new/usr/local/bin/$(basename "$(dirname "$release")")
+	touch "$name"
+	mount --bind "$release" "$name"
+done
 ip link set lo up
 cd "$new"
 pivot_root . mnt
