@@ -32,6 +32,7 @@ const (
 	CodeTooManyRequests     Code = "TOOMANYREQUESTS"
 
 	CodeTagInvalid       Code = "TAG_INVALID"
+	CodeTagNewer         Code = "TAG_NEWER"
 	CodeRangeInvalid     Code = "RANGE_INVALID"
 	CodePaginationNumber Code = "PAGINATION_NUMBER_INVALID"
 	CodeUnavailable      Code = "UNAVAILABLE"
@@ -55,6 +56,7 @@ var statusOf = map[Code]int{
 	CodeUnsupported:         http.StatusMethodNotAllowed,
 	CodeTooManyRequests:     http.StatusTooManyRequests,
 	CodeTagInvalid:          http.StatusBadRequest,
+	CodeTagNewer:            http.StatusConflict,
 	CodeRangeInvalid:        http.StatusRequestedRangeNotSatisfiable,
 	CodePaginationNumber:    http.StatusBadRequest,
 	CodeUnavailable:         http.StatusServiceUnavailable,

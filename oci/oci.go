@@ -228,6 +228,21 @@ func ActorFrom(ctx context.Context) *Actor {
 	return a
 }
 
+type changedKey struct{}
+
+// ChangedAt returns a context for a change of a tag that repeats one which another registry
+// made at a time. A registry that keeps histories records that time, and refuses the change
+// with TAG_NEWER if its tag points at something since a later time.
+func ChangedAt(ctx context.Context, at time.Time) context.Context {
+	return context.WithValue(ctx, changedKey{}, at)
+}
+
+// ChangedFrom returns the time that ChangedAt gave, or the zero time.
+func ChangedFrom(ctx context.Context) time.Time {
+	at, _ := ctx.Value(changedKey{}).(time.Time)
+	return at
+}
+
 type readingKey struct{}
 
 // ForReading returns a context for questions about content that is read next. A recent

@@ -7,6 +7,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -194,5 +195,51 @@ func TestReplicationIsForAdministrators(t *testing.T) {
 	}
 	if _, err := a.Replicate(t.Context(), replication.Args{Rule: "x"}, nil); err == nil {
 		t.Error("a rule that does not exist was run")
+	}
+}
+
+// TestReplicationOfTheNewestTags moves a tag at two servers while they cannot reach each other,
+// and reaches the one with the older move first. Both keep the newer one, and the histories agree
+// on when it was made.
+func TestReplicationOfTheNewestTags(t *testing.T) {
+	t.Parallel()
+	there := freeAddr(t)
+	yaml := func(remote, on string) string {
+		return "replication: [{name: other, url: 'http://" + remote + "', repositories: ['team/**'], every: 24h, " + on + "}]\n"
+	}
+	here := start(t, setup{yaml: yaml(there, "on_push: true")})
+	here.pushImage("team/app", "v1", "older")
+	other := start(t, setup{yaml: yaml(here.Addr().String(), "on_push: false") + "http: {addr: '" + there + "'}\n", keep: true})
+	newer := other.pushImage("team/app", "v1", "newer")
+	for _, s := range []*instance{here, other} {
+		a, done := openAdmin(t, s.cfg)
+		poll(t, "a run", func() bool {
+			_, err := a.Replicate(t.Context(), replication.Args{Rule: "other"}, nil)
+			return err == nil
+		})
+		done()
+	}
+	idle(t, here)
+	idle(t, other)
+	var at []string
+	for _, s := range []*instance{here, other} {
+		if got := s.want(http.StatusOK, "GET", "/v2/team/app/manifests/v1", "", header("Accept", oci.MediaTypeOCIManifest)).header.Get("Docker-Content-Digest"); got != newer {
+			t.Errorf("%s has %s, want %s", s.url, got, newer)
+		}
+		list := s.want(http.StatusOK, "GET", "/v2/team/app/_slipway/tags/v1/history", "").body
+		at = append(at, regexp.MustCompile(`"at": ?"[^"]*"`).FindString(list))
+	}
+	if at[0] == "" || at[0] != at[1] {
+		t.Errorf("the histories give the move different times: %q", at)
+	}
+	a := here.do("PUT", "/v2/team/app/manifests/v1", here.want(http.StatusOK, "GET", "/v2/team/app/manifests/"+newer, "").body, isManifest)
+	if a.status != http.StatusCreated {
+		t.Errorf("a client's push: got %d", a.status)
+	}
+	here.pushImage("team/app", "v2", "older")
+	old := header("Slipway-Replicated-At", "2020-01-01T00:00:00Z")
+	body := here.want(http.StatusOK, "GET", "/v2/team/app/manifests/v1", "").body
+	if a := here.do("PUT", "/v2/team/app/manifests/v2", body, isManifest, header("Slipway-Replicated-By", "another"), old); a.status != http.StatusConflict || !strings.Contains(a.body, "TAG_NEWER") {
+		t.Errorf("an older move: got %d %s", a.status, a.body)
 	}
 }

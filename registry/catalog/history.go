@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"example.org/slipway/oci"
@@ -23,6 +24,7 @@ const (
 type Origin struct {
 	Cause string // see oci.CausePush
 	By    string
+	At    time.Time // see oci.ChangedAt; zero means now
 }
 
 type causeKey struct{}
@@ -38,11 +40,19 @@ func OriginOf(ctx context.Context, cause string) Origin {
 	if c, ok := ctx.Value(causeKey{}).(string); ok {
 		cause = c
 	}
-	o := Origin{Cause: cause}
+	o := Origin{Cause: cause, At: oci.ChangedFrom(ctx)}
 	if a := oci.ActorFrom(ctx); a != nil {
 		o.By = a.Name
 	}
 	return o
+}
+
+// time returns when a change was made, in milliseconds.
+func (o Origin) time(t *engine.Tx) int64 {
+	if o.At.IsZero() {
+		return t.Now()
+	}
+	return min(t.Now(), o.At.UnixMilli())
 }
 
 // recordTags records that tags come to point at a manifest, or that they are deleted if d
@@ -59,17 +69,25 @@ func recordTags(t *engine.Tx, o Origin, d oci.Digest, which string, args ...any)
 		WHERE `+which+` AND NOT EXISTS (SELECT 1 FROM tag_history h WHERE h.repo_id = t.repo_id AND h.tag = t.name)`, args...); err != nil {
 		return err
 	}
-	_, err := t.Exec(`INSERT INTO tag_history (repo_id, tag, digest, cause, actor, at)
-		SELECT t.repo_id, t.name, ?, ?, ?, ? FROM tags t WHERE `+which, append([]any{string(d), o.Cause, o.By, t.Now()}, args...)...)
+	at := o.time(t)
+	if !o.At.IsZero() { // of changes at the same time, all registries keep that to the greater digest
+		var tag string
+		err := t.Row(`SELECT t.name FROM tags t JOIN tag_history h ON h.id = (SELECT MAX(id) FROM tag_history WHERE repo_id = t.repo_id AND tag = t.name)
+			WHERE `+which+` AND (h.at > ? OR h.at = ? AND h.digest > ?) LIMIT 1`, append(slices.Clone(args), at, at, string(d)), &tag)
+		if err == nil {
+			err = oci.Errorf(oci.CodeTagNewer, "the tag %s was changed here later than there", tag)
+		}
+		if err != ErrNotFound {
+			return err
+		}
+	}
+	_, err := t.Exec(`INSERT INTO tag_history (repo_id, tag, digest, cause, actor, at) SELECT t.repo_id, t.name, ?, ?, ?, ? FROM tags t WHERE `+which, append([]any{string(d), o.Cause, o.By, at}, args...)...)
 	return err
 }
 
 // recordNewTag records what a new tag points at.
 func recordNewTag(t *engine.Tx, o Origin, repoID int64, tag string, d oci.Digest) error {
-	if o.Cause == "" {
-		return nil
-	}
-	_, err := t.Exec(`INSERT INTO tag_history (repo_id, tag, digest, cause, actor, at) VALUES (?, ?, ?, ?, ?, ?)`, repoID, tag, string(d), o.Cause, o.By, t.Now())
+	_, err := t.Exec(`INSERT INTO tag_history (repo_id, tag, digest, cause, actor, at) VALUES (?, ?, ?, ?, ?, ?)`, repoID, tag, string(d), o.Cause, o.By, o.time(t))
 	return err
 }
 
@@ -112,18 +130,13 @@ func trash(t *engine.Tx, repoID, id, due int64, o Origin) error {
 	if err != nil {
 		return err
 	}
-	if tags == nil {
-		tags = []string{}
-	}
-	text, err := json.Marshal(tags)
+	text, err := json.Marshal(append([]string{}, tags...))
 	if err != nil {
 		return err
 	}
 	_, err = t.Exec(`INSERT INTO trash (repo_id, digest, media_type, tags, cause, actor, deleted_at, until)
 		SELECT m.repo_id, b.digest, m.media_type, ?, ?, ?, ?, ? FROM manifests m JOIN blobs b ON b.id = m.blob_id WHERE m.id = ? AND b.state = 1
-		ON CONFLICT (repo_id, digest) DO UPDATE SET media_type = excluded.media_type, tags = excluded.tags, cause = excluded.cause, actor = excluded.actor,
-			deleted_at = excluded.deleted_at, until = excluded.until`,
-		string(text), o.Cause, o.By, t.Now(), due, id)
+		ON CONFLICT (repo_id, digest) DO UPDATE SET media_type = excluded.media_type, tags = excluded.tags, cause = excluded.cause, actor = excluded.actor, deleted_at = excluded.deleted_at, until = excluded.until`, string(text), o.Cause, o.By, t.Now(), due, id)
 	return err
 }
 
@@ -176,8 +189,7 @@ func (h *History) Tag(ctx context.Context, repo, tag string, n int) ([]oci.TagCh
 
 // restorable selects what can be restored: the content is still here, and nobody has
 // pushed it again.
-const restorable = `FROM repositories r JOIN trash x ON x.repo_id = r.id JOIN blobs b ON b.digest = x.digest AND b.state = 1 AND b.content IS NOT NULL
-	WHERE r.name = ? AND NOT EXISTS (SELECT 1 FROM manifests m WHERE m.repo_id = r.id AND m.blob_id = b.id)`
+const restorable = `FROM repositories r JOIN trash x ON x.repo_id = r.id JOIN blobs b ON b.digest = x.digest AND b.state = 1 AND b.content IS NOT NULL WHERE r.name = ? AND NOT EXISTS (SELECT 1 FROM manifests m WHERE m.repo_id = r.id AND m.blob_id = b.id)`
 
 // Manifests returns at most n digests of manifests of a repository, the last one first. So
 // an index comes before what it names. Errors: ErrNoRepository.

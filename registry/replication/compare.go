@@ -178,7 +178,7 @@ func (x *run) deleted(ctx context.Context, repo, to string, gone []string) error
 }
 
 // look compares one tag. It returns the tag if the destination lacks it or has another
-// image under it, and otherwise those of the image's referrers that the destination lacks.
+// image under it, unless that is newer, and otherwise those of the image's referrers that the destination lacks.
 // The image is empty if the source does not have the tag.
 func (x *run) look(ctx context.Context, repo, to, tag string) (lacks []string, image oci.Descriptor, err error) {
 	want, err := x.src.ResolveManifest(ctx, repo, tag)
@@ -196,6 +196,15 @@ func (x *run) look(ctx context.Context, repo, to, tag string) (lacks []string, i
 	case err != nil:
 		return nil, want, err
 	case have.Digest != want.Digest:
+		newer, err := x.newer(ctx, repo, to, tag, want.Digest, have.Digest)
+		if err != nil {
+			return nil, want, err
+		}
+		if newer {
+			x.step(func(rep *Report) { rep.Newer++ })
+			x.change("keep", repo, tag, to, "the destination changed it later")
+			return nil, want, nil
+		}
 		x.change("copy", repo, tag, to, "changed")
 		return []string{tag}, want, nil
 	}

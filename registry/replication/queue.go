@@ -188,11 +188,14 @@ func (r *Replicator) repeat(ctx context.Context, rule *Rule, c *change) (counts 
 	if err != nil {
 		return counts, err
 	}
-	p, err := imagecopy.Copy(ctx, rule.Remote, r.o.Local, imagecopy.Options{Referrers: rule.Referrers,
+	p, err := imagecopy.Copy(ctx, dated{rule.Remote, rule, r.o.History}, r.o.Local, imagecopy.Options{Referrers: rule.Referrers,
 		Images: []imagecopy.Image{{From: c.Repo, To: to, References: refs}}})
 	counts = Counts{Manifests: p.Manifests, Blobs: p.Blobs, Bytes: p.Bytes, Failed: p.Failed}
 	if p.Manifests > 0 {
 		counts.Images = p.References
+	}
+	if oci.HasCode(err, oci.CodeTagNewer) {
+		return Counts{Newer: 1}, nil
 	}
 	if absent(err) {
 		if _, gone := r.o.Local.ResolveManifest(ctx, c.Repo, ref); absent(gone) {
@@ -281,11 +284,18 @@ func (r *Replicator) repeatDeletion(ctx context.Context, rule *Rule, c *change, 
 	}
 	var err error
 	if c.Tag != "" {
+		gone, ok, unknown := r.o.History.last(ctx, c.Repo, c.Tag, "")
+		if unknown != nil {
+			return unknown
+		}
+		if ok {
+			ctx = oci.ChangedAt(ctx, gone.At)
+		}
 		err = rule.Remote.DeleteTag(ctx, to, c.Tag)
 	} else {
 		err = rule.Remote.DeleteManifest(ctx, to, c.Digest)
 	}
-	if absent(err) {
+	if absent(err) || oci.HasCode(err, oci.CodeTagNewer) {
 		return nil
 	}
 	return err

@@ -14,6 +14,11 @@
 // deletes what a client deleted here. A rule that pulls deletes those tags that it has set
 // itself and the source no longer has.
 //
+// A tag may change at both sides, as after an outage between registries that replicate to
+// one another. A change that is copied keeps the time of the change that it repeats, so the
+// last change by the clocks of the registries remains at both, if both keep histories. A
+// registry refuses a change that is older than its own.
+//
 // Two registries may replicate to one another. What a registry sends carries the ids of the
 // registries through which it came. A registry whose own id is among them sends it no
 // further. A repository whose name contains the prefix of a rule is not sent by that rule,
@@ -44,6 +49,8 @@ type Rule struct {
 	// Remote is the other registry, and URL its address for people.
 	Remote oci.Registry
 	URL    string
+	// History is that of Remote's tags. It may be nil.
+	History HistoryFunc
 	// Match reports whether a repository is copied, by its name at the source. Names are
 	// the repositories if they are known without asking the source for a list, as some
 	// registries have none.
@@ -133,8 +140,8 @@ type Options struct {
 	// Mirrored reports whether a repository is a mirror. Mirrors are neither sent nor
 	// written. nil means that none is.
 	Mirrored func(repo string) bool
-	// SetBy returns who has set a tag of Local. It is asked before a rule deletes one.
-	SetBy func(ctx context.Context, repo, tag string) (string, error)
+	// History is that of Local's tags. A rule deletes only tags that it has set itself.
+	History HistoryFunc
 	// Lease keeps other servers from doing the work of a rule. It takes or prolongs a
 	// lease, and reports whether the owner has it. nil means that there are no others.
 	Lease func(ctx context.Context, name, owner string, d time.Duration) (bool, error)

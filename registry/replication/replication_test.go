@@ -117,13 +117,13 @@ func (s *side) event(ctx context.Context, e registry.Event) error {
 	return s.replicator.Load().OnEvent(ctx, replication.Event{Repo: e.Repo, Tag: e.Tag, Digest: e.Descriptor.Digest, Deleted: e.Action == registry.ActionDelete})
 }
 
-// setBy is how a rule that pulls learns who has set a tag.
-func (s *side) setBy(ctx context.Context, repo, tag string) (string, error) {
-	list, err := s.cat.History.Tag(ctx, repo, tag, 1)
-	if errors.Is(err, catalog.ErrNotFound) || len(list) == 0 {
-		return "", nil
+// history is how rules learn who has set a tag, and when.
+func (s *side) history(ctx context.Context, repo, tag string) ([]oci.TagChange, error) {
+	list, err := s.cat.History.Tag(ctx, repo, tag, 100)
+	if errors.Is(err, catalog.ErrNotFound) {
+		return nil, nil
 	}
-	return list[0].By, err
+	return list, err
 }
 
 // replicate makes a replicator of a registry. It runs until the test ends or stop is called.
@@ -141,7 +141,7 @@ func (s *side) run(t *testing.T, id string, st replication.Store, o replication.
 		}
 	}
 	o.Rules, o.Local, o.Store, o.ID, o.Mark = rules, s.Registry, st, func(context.Context) string { return id }, registry.Unnoticed
-	o.SetBy, o.Logger = s.setBy, slog.New(slog.DiscardHandler)
+	o.History, o.Logger = s.history, slog.New(slog.DiscardHandler)
 	r = replication.New(o)
 	s.replicator.Store(r)
 	ctx, cancel := context.WithCancel(context.Background())

@@ -23,6 +23,8 @@ type Counts struct {
 	Images  int64 `json:"images"`
 	Deleted int64 `json:"deleted"`
 	Failed  int64 `json:"failed"`
+	// Newer are tags that were changed later at the destination, and stay there.
+	Newer int64 `json:"newer"`
 	// Manifests, Blobs and Bytes were sent.
 	Manifests int64 `json:"manifests"`
 	Blobs     int64 `json:"blobs"`
@@ -31,7 +33,7 @@ type Counts struct {
 
 // Change is something that a run would do.
 type Change struct {
-	// Action is "copy" or "delete".
+	// Action is "copy", "delete", or "keep" for what the destination has newer.
 	Action string `json:"action"`
 	// Repository and Reference are names at the source, and To is the repository at the
 	// destination.
@@ -83,7 +85,9 @@ type run struct {
 	rule     *Rule
 	args     Args
 	src, dst oci.Registry
-	progress func(Report)
+	// srcHistory and dstHistory are the histories of their tags.
+	srcHistory, dstHistory HistoryFunc
+	progress               func(Report)
 
 	// looked are the images whose referrers were compared. unlisted are the repositories
 	// of the source whose tags are not known.
@@ -103,10 +107,11 @@ type place struct {
 }
 
 func newRun(r *Replicator, rule *Rule, args Args, progress func(Report)) *run {
-	x := &run{r: r, rule: rule, args: args, src: rule.Remote, dst: r.o.Local, progress: progress,
+	x := &run{r: r, rule: rule, args: args, src: rule.Remote, dst: r.o.Local, srcHistory: rule.History, dstHistory: r.o.History, progress: progress,
 		looked: map[place]bool{}, unlisted: map[string]bool{}, report: Report{Rule: rule.Name, DryRun: args.DryRun}}
 	if rule.Push {
 		x.src, x.dst = x.dst, x.src
+		x.srcHistory, x.dstHistory = x.dstHistory, x.srcHistory
 	}
 	return x
 }
@@ -289,9 +294,10 @@ func (x *run) change(action, repo, ref, to, reason string) {
 		return
 	}
 	x.step(func(rep *Report) {
-		if action == "delete" {
+		switch action {
+		case "delete":
 			rep.Deleted++
-		} else {
+		case "copy":
 			rep.Images++
 		}
 		if len(rep.Changes) < maxChanges {
@@ -318,8 +324,12 @@ func (x *run) copy(ctx context.Context, images []imagecopy.Image) error {
 		to = cmp.Or(to, images[i].To)
 	}
 	// The errors that are returned were noted by Done.
-	p, _ := imagecopy.Copy(ctx, x.dst, x.src, imagecopy.Options{Images: images, Referrers: x.rule.Referrers, ContinueOnError: true, Progress: progress,
+	p, _ := imagecopy.Copy(ctx, dated{x.dst, x.rule, x.srcHistory}, x.src, imagecopy.Options{Images: images, Referrers: x.rule.Referrers, ContinueOnError: true, Progress: progress,
 		Done: func(err error) {
+			if oci.HasCode(err, oci.CodeTagNewer) { // it was changed there meanwhile
+				x.step(func(rep *Report) { rep.Newer++ })
+				err = nil
+			}
 			if err := x.ended(ctx, to, err); err != nil {
 				cancel(err)
 			}
@@ -382,11 +392,11 @@ func (x *run) gone(ctx context.Context, there map[string][]string) (gone []heldT
 				kept++
 				continue
 			}
-			by, err := x.r.o.SetBy(ctx, repo, t)
+			set, err := x.dstHistory.changes(ctx, repo, t)
 			if err != nil {
 				return nil, 0, fmt.Errorf("look up who has set %s:%s: %w", repo, t, err)
 			}
-			if by != x.rule.actor() {
+			if len(set) == 0 || set[0].By != x.rule.actor() {
 				continue
 			}
 			// Lists may be old or incomplete.

@@ -5,6 +5,9 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
+
+	"example.org/slipway/oci"
 )
 
 // Header names the registries through which a change came, by their ids, with commas
@@ -31,12 +34,17 @@ func ViaFrom(ctx context.Context) []string {
 	return via
 }
 
-// Receive returns a handler that puts what requests say in Header into their contexts.
+// Receive returns a handler that puts what requests say in Header, and when they say that a
+// tag was changed, into their contexts.
 func Receive(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if list := r.Header.Get(Header); list != "" {
 			via := slices.DeleteFunc(strings.Split(list, ","), func(id string) bool { return len(id) > maxID })
-			r = r.WithContext(withVia(r.Context(), via[:min(len(via), maxVia)]))
+			ctx := withVia(r.Context(), via[:min(len(via), maxVia)])
+			if at := parseTime(r.Header.Get(timeHeader)); !at.IsZero() {
+				ctx = oci.ChangedAt(ctx, at)
+			}
+			r = r.WithContext(ctx)
 		}
 		next.ServeHTTP(w, r)
 	})
@@ -54,6 +62,9 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if via := ViaFrom(r.Context()); len(via) > 0 {
 		r = r.Clone(r.Context())
 		r.Header.Set(Header, strings.Join(via, ","))
+		if at := oci.ChangedFrom(r.Context()); !at.IsZero() {
+			r.Header.Set(timeHeader, at.UTC().Format(time.RFC3339Nano))
+		}
 	}
 	return t.next.RoundTrip(r)
 }

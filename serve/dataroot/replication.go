@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"example.org/slipway/config"
+	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
 	"example.org/slipway/oci/wire"
 	"example.org/slipway/registry"
@@ -39,15 +40,12 @@ func (r *Root) openReplication(o *Options) error {
 			}
 			return id
 		},
-		SetBy: func(ctx context.Context, repo, tag string) (string, error) {
-			list, err := r.Catalog.History.Tag(ctx, repo, tag, 1)
-			if errors.Is(err, catalog.ErrNotFound) || err == nil && len(list) == 0 {
-				return "", nil
+		History: func(ctx context.Context, repo, tag string) ([]oci.TagChange, error) {
+			list, err := r.Catalog.History.Tag(ctx, repo, tag, tagChanges)
+			if errors.Is(err, catalog.ErrNotFound) {
+				return nil, nil
 			}
-			if err != nil {
-				return "", err
-			}
-			return list[0].By, nil
+			return list, err
 		}}
 	if r.Catalog.DB.Shared() {
 		ro.Lease, ro.Unlease = r.Catalog.DB.Lease, r.Catalog.DB.Unlease
@@ -55,6 +53,9 @@ func (r *Root) openReplication(o *Options) error {
 	r.Replicator = replication.New(ro)
 	return nil
 }
+
+// tagChanges is how many of the last changes of a tag are looked through.
+const tagChanges = 100
 
 // publish passes an event to the webhooks and to replication.
 func (r *Root) publish(ctx context.Context, e registry.Event) error {
@@ -109,8 +110,15 @@ func openRemoteRegistry(c *config.Replication, rule *replication.Rule, log *slog
 	}
 	tlsConfig.InsecureSkipVerify = c.TLS.InsecureSkipVerify
 	transport := remoteTransport(tlsConfig, remoteSilence)
-	rule.Remote, err = client.New(c.URL, &client.Options{Credential: credential, Transport: replication.Transport(transport), Logger: log})
-	return transport, err
+	remote, err := client.New(c.URL, &client.Options{Credential: credential, Transport: replication.Transport(transport), Logger: log})
+	if err != nil {
+		return transport, err
+	}
+	rule.Remote = remote
+	rule.History = func(ctx context.Context, repo, tag string) ([]oci.TagChange, error) {
+		return client.HistoryOf(remote, repo).Tag(ctx, tag)
+	}
+	return transport, nil
 }
 
 // remoteSilence is how long a remote registry may take no byte, or not answer after the last

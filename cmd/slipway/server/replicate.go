@@ -124,11 +124,19 @@ func printReplicated(w io.Writer, rep *replication.Report) {
 		fmt.Fprintf(w, "failed: %s\n", command.Printable(e))
 	}
 	if rep.DryRun {
-		fmt.Fprintf(w, "%s: would copy %d images and delete %d; %d are there already, in %d repositories\n", rep.Rule, rep.Images, rep.Deleted, rep.Present, rep.Repositories)
+		fmt.Fprintf(w, "%s: would copy %d images and delete %d; %d are there already%s, in %d repositories\n", rep.Rule, rep.Images, rep.Deleted, rep.Present, newer(rep.Newer), rep.Repositories)
 		return
 	}
-	fmt.Fprintf(w, "%s: copied %d images (%d manifests and %d blobs, %s), deleted %d, %d failed; %d were there already, in %d repositories\n",
-		rep.Rule, rep.Images, rep.Manifests, rep.Blobs, command.Size(rep.Bytes), rep.Deleted, rep.Failed, rep.Present, rep.Repositories)
+	fmt.Fprintf(w, "%s: copied %d images (%d manifests and %d blobs, %s), deleted %d, %d failed; %d were there already%s, in %d repositories\n",
+		rep.Rule, rep.Images, rep.Manifests, rep.Blobs, command.Size(rep.Bytes), rep.Deleted, rep.Failed, rep.Present, newer(rep.Newer), rep.Repositories)
+}
+
+// newer says how many tags the destination has newer.
+func newer(n int64) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", and %d are newer there", n)
 }
 
 func printReplication(w io.Writer, list []replication.Status) {
@@ -147,8 +155,8 @@ func printReplication(w io.Writer, list []replication.Status) {
 		if s.Run != nil {
 			fmt.Fprintf(w, "  now: %s; %d images copied, %d were there\n", cmp.Or(s.Run.Doing, "looking"), s.Run.Images, s.Run.Present)
 		}
-		fmt.Fprintf(w, "  last run: %s; it copied %d images, deleted %d, and %d failed; last without a failure: %s\n",
-			when(s.Ended), s.Last.Images, s.Last.Deleted, s.Last.Failed, when(s.Succeeded))
+		fmt.Fprintf(w, "  last run: %s; it copied %d images, deleted %d, and %d failed%s; last without a failure: %s\n",
+			when(s.Ended), s.Last.Images, s.Last.Deleted, s.Last.Failed, newer(s.Last.Newer), when(s.Succeeded))
 		if s.Next != nil {
 			fmt.Fprintf(w, "  next run: %s\n", when(s.Next))
 		}

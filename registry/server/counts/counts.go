@@ -102,7 +102,7 @@ func NewErrors() (Errors, *prometheus.CounterVec) {
 	e := Errors{}
 	for _, code := range []oci.Code{oci.CodeBlobUnknown, oci.CodeBlobUploadInvalid, oci.CodeBlobUploadUnknown, oci.CodeDigestInvalid,
 		oci.CodeManifestBlobUnknown, oci.CodeManifestInvalid, oci.CodeManifestUnknown, oci.CodeNameInvalid, oci.CodeNameUnknown,
-		oci.CodeSizeInvalid, oci.CodeUnauthorized, oci.CodeDenied, oci.CodeUnsupported, oci.CodeTooManyRequests, oci.CodeTagInvalid,
+		oci.CodeSizeInvalid, oci.CodeUnauthorized, oci.CodeDenied, oci.CodeUnsupported, oci.CodeTooManyRequests, oci.CodeTagInvalid, oci.CodeTagNewer,
 		oci.CodeRangeInvalid, oci.CodePaginationNumber, oci.CodeUnavailable, oci.CodeUnknown, otherCode} {
 		e[code] = count.WithLabelValues(string(code)) // there from the start
 	}
