@@ -243,3 +243,25 @@ func TestReplicationOfTheNewestTags(t *testing.T) {
 		t.Errorf("an older move: got %d %s", a.status, a.body)
 	}
 }
+
+// TestReplicateNeedsItsRules runs rules that the running server was not started with, and a rule of a
+// registry that is read-only and has no server.
+func TestReplicateNeedsItsRules(t *testing.T) {
+	t.Parallel()
+	root := filepath.Join(t.TempDir(), "root")
+	s := start(t, setup{root: root})
+	const rules = "replication: [{name: later, url: 'http://127.0.0.1:1', repositories: ['**']}]\n"
+	a, done := openAdmin(t, configure(t, setup{root: root, yaml: rules}))
+	if _, err := a.Replication(t.Context()); err == nil || !strings.Contains(err.Error(), `"later": restart it`) {
+		t.Errorf("a rule that the server does not have: got %v", err)
+	}
+	done()
+	if err := s.stop(); err != nil {
+		t.Fatal(err)
+	}
+	a, done = openAdmin(t, configure(t, setup{root: root, yaml: rules + "storage: {maintenance: {readonly: {enabled: true}}}\n"}))
+	defer done()
+	if _, err := a.Replicate(t.Context(), replication.Args{Rule: "later"}, nil); err == nil || !strings.Contains(err.Error(), "readonly") {
+		t.Errorf("a run of a registry that is read-only: got %v", err)
+	}
+}

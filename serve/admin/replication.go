@@ -3,8 +3,11 @@ package admin
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
+	"slices"
 
+	"example.org/slipway/config"
 	"example.org/slipway/registry/auth"
 	"example.org/slipway/registry/replication"
 	"example.org/slipway/serve/dataroot"
@@ -19,14 +22,14 @@ func (s *tasks) handleReplication(mux *http.ServeMux) {
 		return s.root.Replicator.Status(ctx)
 	}))
 	mux.Handle("POST /admin/replicate", task(func(ctx context.Context, a replication.Args, p func(replication.Report)) (replication.Report, error) {
-		if s.cfg.Storage.Maintenance.ReadOnly.Enabled && !a.DryRun {
-			return replication.Report{}, errReplicateReadOnly
-		}
-		return replicate(ctx, s.root, s.o.Audit, a, p)
+		return replicate(ctx, s.cfg, s.root, s.o.Audit, a, p)
 	}))
 }
 
-func replicate(ctx context.Context, root *dataroot.Root, audit *auth.AuditLog, a replication.Args, progress func(replication.Report)) (replication.Report, error) {
+func replicate(ctx context.Context, cfg *config.Config, root *dataroot.Root, audit *auth.AuditLog, a replication.Args, progress func(replication.Report)) (replication.Report, error) {
+	if cfg.Storage.Maintenance.ReadOnly.Enabled && !a.DryRun {
+		return replication.Report{}, errReplicateReadOnly
+	}
 	rep, err := root.Replicator.Replicate(ctx, a, progress)
 	if !a.DryRun {
 		record(ctx, audit, "replicate", a.Rule, err)
@@ -34,12 +37,22 @@ func replicate(ctx context.Context, root *dataroot.Root, audit *auth.AuditLog, a
 	return rep, err
 }
 
-// Replication returns the state of the rules of replication.
+// Replication returns the state of the rules of replication. It is an error if the
+// configuration has a rule that a running server was started without.
 func (a *Admin) Replication(ctx context.Context) ([]replication.Status, error) {
-	if a.local == nil {
-		return askServer[struct{}, []replication.Status](ctx, a, "replication-status", struct{}{}, nil)
+	if a.local != nil {
+		return a.local.Replicator.Status(ctx)
 	}
-	return a.local.Replicator.Status(ctx)
+	list, err := askServer[struct{}, []replication.Status](ctx, a, "replication-status", struct{}{}, nil)
+	if err != nil {
+		return nil, err
+	}
+	for _, rule := range a.cfg.Replication {
+		if !slices.ContainsFunc(list, func(s replication.Status) bool { return s.Rule == rule.Name }) {
+			return nil, fmt.Errorf("the server was started before the configuration had the replication rule %q: restart it", rule.Name)
+		}
+	}
+	return list, nil
 }
 
 // Replicate does a run of a rule of replication.
@@ -47,5 +60,5 @@ func (a *Admin) Replicate(ctx context.Context, args replication.Args, progress f
 	if a.local == nil {
 		return askServer(ctx, a, "replicate", args, progress)
 	}
-	return replicate(ctx, a.local, nil, args, progress)
+	return replicate(ctx, a.cfg, a.local, nil, args, progress)
 }

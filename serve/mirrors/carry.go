@@ -115,7 +115,7 @@ func (s *Stored) toExport(ctx context.Context, args ExportArgs) (images []airgap
 		}
 	}
 	if len(images) == 0 {
-		return nil, errors.New("there are no such images; slipway mirror list shows which there are")
+		return nil, errors.New("there are no such images; slipway mirror ls shows which there are")
 	}
 	return images, nil
 }
