@@ -84,6 +84,9 @@ func TestOutputFlag(t *testing.T) {
 		if f == nil {
 			return
 		}
+		if asJSON := c.Flags().Lookup("json"); asJSON == nil || asJSON.NoOptDefVal == "" || f.Value.Set("text") != nil || asJSON.Value.Set("true") != nil || f.Value.String() != "json" {
+			t.Errorf("%s: --json is not --output json", c.CommandPath())
+		}
 		for _, name := range []string{"json", "format"} {
 			other := c.Flags().Lookup(name)
 			if other == nil || name == "json" && c.Flags().Lookup("format") != nil || name == "format" && other.Value.Type() != "form" {

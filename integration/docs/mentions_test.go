@@ -75,7 +75,7 @@ func (c commands) check(t *testing.T, page, line string) {
 		n++
 	}
 	help := c[name]
-	if n < len(words) && strings.Contains(help, "\n  slipway"+strings.TrimRight(" "+name, " ")+" [command]") && !strings.HasPrefix(words[n], "-") && lower.MatchString(words[n]) {
+	if n < len(words) && strings.Contains(help, "\n  slipway"+strings.TrimRight(" "+name, " ")+" COMMAND") && !strings.HasPrefix(words[n], "-") && lower.MatchString(words[n]) {
 		t.Errorf("%s: %q: slipway %s has no command %q", page, line, name, words[n])
 	}
 	for _, w := range words[n:] {

@@ -32,7 +32,7 @@ func (f *ImageFlags) AddReach(cmd *cobra.Command) {
 
 // AddPlatform adds the flag that selects one platform.
 func (f *ImageFlags) AddPlatform(cmd *cobra.Command) {
-	cmd.Flags().StringSliceVar(&f.Platforms, "platform", nil, "os/architecture[/variant] of a multi-platform image (default: Linux on this machine's architecture)")
+	cmd.Flags().StringSliceVar(&f.Platforms, "platform", nil, "OS/ARCHITECTURE[/VARIANT] of a multi-platform image (default: Linux on this machine's architecture)")
 }
 
 // Platform returns the one platform that was chosen, or nil.

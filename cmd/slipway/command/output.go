@@ -2,9 +2,11 @@ package command
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -83,22 +85,54 @@ func (v *pathValue) Set(s string) error {
 // Type implements pflag.Value.
 func (v *pathValue) Type() string { return "path" }
 
-// oneOutputFlag adds the flag --output to every command that can answer in a
-// machine-readable format but has another flag for it.
+// oneOutputFlag adds the flags --output and --json to every command that can answer in a
+// machine-readable format and lacks one of them.
 func oneOutputFlag(cmd *cobra.Command) {
 	for _, c := range cmd.Commands() {
 		oneOutputFlag(c)
 		fl := c.Flags()
-		if fl.Lookup("output") != nil {
+		if f := fl.Lookup("output"); f != nil {
+			addJSONForm(fl, f.Value)
 			continue
 		}
 		if f := fl.Lookup("format"); f != nil && f.Value.Type() == "form" { // other types are formats of input
 			fl.Var(f.Value, "output", "the same as --format")
+			addJSONForm(fl, f.Value)
 		} else if f := fl.Lookup("json"); f != nil {
 			fl.Var(&jsonValue{f.Value}, "output", "form of the answer: text or json, which is --json")
 		}
 	}
 }
+
+// addJSONForm adds the flag --json, which sets the form of an answer to json, if there is none.
+func addJSONForm(fl *pflag.FlagSet, form pflag.Value) {
+	if fl.Lookup("json") == nil {
+		fl.VarPF(&jsonForm{form}, "json", "", "the same as --output json").NoOptDefVal = "true"
+	}
+}
+
+// jsonForm is a boolean flag that sets a form to json.
+type jsonForm struct{ form pflag.Value }
+
+// String implements pflag.Value.
+func (v *jsonForm) String() string {
+	return strconv.FormatBool(v.form != nil && v.form.String() == "json")
+}
+
+// Set implements pflag.Value.
+func (v *jsonForm) Set(s string) error {
+	on, err := strconv.ParseBool(s)
+	if err != nil {
+		return errors.New("it is true or false")
+	}
+	if on {
+		return v.form.Set("json")
+	}
+	return v.form.Set("text")
+}
+
+// Type implements pflag.Value.
+func (v *jsonForm) Type() string { return "bool" }
 
 // jsonValue is a flag text|json that sets the boolean flag --json.
 type jsonValue struct{ json pflag.Value }

@@ -51,6 +51,7 @@ func Finish(root *cobra.Command) {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return WithHint(cmd, suggestFlag(cmd, err)) })
 	addCompletion(root)
 	hintAtHelp(root)
+	root.SetUsageTemplate(usageTemplate(root))
 	oneOutputFlag(root)
 	nameCompletions(root)
 	imageCompletions(root)
@@ -82,6 +83,16 @@ func WithHint(cmd *cobra.Command, err error) error {
 	return ExitWith(ExitUsage, fmt.Errorf("%w; see %s --help", err, cmd.CommandPath()))
 }
 
+// groupsOnly is the annotation of commands that do nothing themselves.
+const groupsOnly = "groups only"
+
+// usageTemplate returns cobra's template with a line of usage only for commands that do
+// something, and with names in capitals, as in the lines of usage.
+func usageTemplate(root *cobra.Command) string {
+	return strings.NewReplacer("{{if .Runnable}}", `{{if and .Runnable (not (index .Annotations "`+groupsOnly+`"))}}`,
+		"[command]", "COMMAND", "Available Commands:", "Commands:", "Additional Commands:", "Other commands:").Replace(root.UsageTemplate())
+}
+
 // hintAtHelp adds a hint to the usage errors of a command and of all commands below it.
 func hintAtHelp(cmd *cobra.Command) {
 	check, run := cmd.Args, cmd.RunE
@@ -89,6 +100,7 @@ func hintAtHelp(cmd *cobra.Command) {
 		check = cobra.NoArgs
 	}
 	if !cmd.Runnable() { // it only groups other commands
+		cmd.Annotations = map[string]string{groupsOnly: "yes"}
 		run = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	}
 	cmd.Args = func(cmd *cobra.Command, args []string) error {

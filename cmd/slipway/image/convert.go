@@ -51,7 +51,7 @@ converted.`,
 	f.remote.Add(cmd)
 	fl := cmd.Flags()
 	fl.StringVar(&f.tag, "tag", "", "tag of the Gear image (default: the image's tag with -gear appended)")
-	fl.StringArrayVar(&f.remote.Platforms, "platform", nil, "os/architecture[/variant] to convert, may be repeated (default: Linux on this machine's architecture)")
+	fl.StringArrayVar(&f.remote.Platforms, "platform", nil, "OS/ARCHITECTURE[/VARIANT] to convert, may be repeated (default: Linux on this machine's architecture)")
 	fl.BoolVar(&f.allPlatforms, "all-platforms", false, "convert the images for all platforms, and push an index of them")
 	fl.BoolVar(&f.all, "all", false, "convert all layers of the data directory")
 	fl.BoolVar(&f.again, "again", false, "with --all: also convert layers whose conversion has failed before")

@@ -171,7 +171,7 @@ blocks are read when they are touched. --mode volume-local mounts the volume tha
 	addMode(cmd, &req.Mode)
 	fl := cmd.Flags()
 	fl.StringVar(&req.Upper, "rw", "", "directory for files that are written (default: the mount is read-only)")
-	fl.StringVar(&req.Platform, "platform", "", "os/architecture[/variant] (default: Linux on this machine's architecture)")
+	fl.StringVar(&req.Platform, "platform", "", "OS/ARCHITECTURE[/VARIANT] (default: Linux on this machine's architecture)")
 	fl.BoolVar(&req.Suid, "suid", false, "let set-user-id programs and file capabilities of the image work (default: the mount is nosuid)")
 	fl.BoolVar(&req.Dev, "dev", false, "let devices of the image work (default: the mount is nodev)")
 	return cmd
@@ -230,7 +230,7 @@ func (f *runFlags) addRun(cmd *cobra.Command) {
 	f.add(cmd)
 	addMode(cmd, &f.mode)
 	fl := cmd.Flags()
-	fl.StringVar(&f.platform, "platform", "", "os/architecture[/variant] (default: Linux on this machine's architecture)")
+	fl.StringVar(&f.platform, "platform", "", "OS/ARCHITECTURE[/VARIANT] (default: Linux on this machine's architecture)")
 	fl.StringVar(&f.runtime, "runtime", "runc", "program that runs containers")
 	fl.StringArrayVarP(&f.env, "env", "e", nil, "NAME=VALUE for the command's environment, may be repeated")
 	fl.StringVarP(&f.workdir, "workdir", "w", "", "directory to start in (default: the image's)")

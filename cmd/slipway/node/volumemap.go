@@ -39,7 +39,7 @@ whose configuration has storage for volumes; it starts one if none runs for --ro
 		},
 	}
 	f.add(cmd)
-	cmd.Flags().StringVar(&platform, "platform", "", "os/architecture[/variant] (default: Linux on this machine's architecture)")
+	cmd.Flags().StringVar(&platform, "platform", "", "OS/ARCHITECTURE[/VARIANT] (default: Linux on this machine's architecture)")
 	cmd.Flags().BoolVar(&json, "json", false, "print the answer as JSON")
 	return cmd
 }

@@ -21,10 +21,11 @@ func mirrorListCommand() *cobra.Command {
 	var f mirrorFlags
 	var list mirrors.ListArgs
 	cmd := &cobra.Command{
-		Use:   "list",
-		Short: "List the mirrored images",
-		Example: `  slipway mirror list --config /etc/slipway/config.yml
-  slipway mirror list --config /etc/slipway/config.yml --output json`,
+		Use:     "ls",
+		Aliases: []string{"list"}, // its name in 0.1
+		Short:   "List the mirrored images",
+		Example: `  slipway mirror ls --config /etc/slipway/config.yml
+  slipway mirror ls --config /etc/slipway/config.yml --json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd, false, func(a *admin.Admin) (any, func(io.Writer), error) {

@@ -20,7 +20,7 @@ import (
 type planFlags struct {
 	simulateFlags
 	trace, of, latency, growth string
-	json, homes                bool
+	homes                      bool
 	sizes, ssd                 []string
 	backend, ramTier, ssdTier  string
 	profile                    string
@@ -64,7 +64,6 @@ report also lists the assumptions, and what the trace does not show.`,
 func (f *planFlags) addCache(cmd *cobra.Command) {
 	fl := cmd.Flags()
 	fl.StringVar(&f.trace, "trace", "", "store of traces, instead of the argument")
-	fl.BoolVar(&f.json, "json", false, "the same as --format json")
 	fl.StringVar(&f.latency, "latency", "", "wanted latency of layers, such as mean=50ms or p99=500ms")
 	fl.StringVar(&f.growth, "growth", "1x", "load that the registry shall carry, as a multiple of the trace's")
 	fl.StringSliceVar(&f.sizes, "size", []string{"0.5%", "1%", "2%", "4%", "6%", "8%", "10%", "15%", "20%"}, "sizes of the memory to try, in per cent or bytes, of all replicas together")
@@ -105,9 +104,6 @@ func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Se
 
 // store returns the directory that was given, by an argument or by a flag.
 func (f *planFlags) store(args []string) (string, error) {
-	if f.json {
-		f.format = "json"
-	}
 	dir := f.trace
 	if len(args) == 1 {
 		dir = args[0]
