@@ -28,6 +28,8 @@ http: {addr: "127.0.0.1:5000", debug: {addr: "127.0.0.1:5001"}}
 type ServerFlags struct {
 	File, Root, addr, debugAddr string
 	Builtin                     bool // never use the system's file
+	// Warnings are those of the last Load.
+	Warnings []string
 }
 
 // systemConfig and SystemAgentConfig are where packages put the configurations of a
@@ -111,7 +113,9 @@ func (f *ServerFlags) Load() (*config.Config, error) {
 			err = WhoseConfig(err)
 		}
 	}
+	f.Warnings = nil
 	for _, w := range warnings {
+		f.Warnings = append(f.Warnings, w.String())
 		slog.Warn("configuration", "warning", w.String())
 	}
 	return cfg, err

@@ -21,15 +21,16 @@ func configCommand() *cobra.Command {
 }
 
 func configCheckCommand() *cobra.Command {
-	return configFileCommand("check", "Check a configuration file together with the environment variables that override it", func(cmd *cobra.Command, asJSON bool, load func() (*config.Config, error)) error {
-		cfg, err := load()
+	return configFileCommand("check", "Check a configuration file together with the environment variables that override it", func(cmd *cobra.Command, asJSON bool, f *command.ServerFlags) error {
+		cfg, err := f.Load()
 		if err == nil {
 			err = serve.CheckFiles(cfg)
 		}
 		result := struct {
 			Good     bool     `json:"good"`
 			Problems []string `json:"problems,omitempty"` // FILE:LINE: MESSAGE if it is about a line
-		}{Good: err == nil}
+			Warnings []string `json:"warnings,omitempty"` // likewise
+		}{Good: err == nil, Warnings: f.Warnings}
 		if err != nil {
 			result.Problems = strings.Split(err.Error(), "\n")
 		}
@@ -43,8 +44,8 @@ func configCheckCommand() *cobra.Command {
 }
 
 func configShowCommand() *cobra.Command {
-	return configFileCommand("show", "Print the configuration in effect, with defaults and environment but without secrets", func(cmd *cobra.Command, asJSON bool, load func() (*config.Config, error)) error {
-		cfg, err := load()
+	return configFileCommand("show", "Print the configuration in effect, with defaults and environment but without secrets", func(cmd *cobra.Command, asJSON bool, f *command.ServerFlags) error {
+		cfg, err := f.Load()
 		if err != nil {
 			return err
 		}
@@ -66,9 +67,9 @@ func configShowCommand() *cobra.Command {
 	})
 }
 
-// configFileCommand returns a command that calls the function do with the configuration.
-// load loads it, from FILE if that is given.
-func configFileCommand(name, short string, do func(cmd *cobra.Command, asJSON bool, load func() (*config.Config, error)) error) *cobra.Command {
+// configFileCommand returns a command that calls the function do with the flags that name the
+// configuration, which is in FILE if that is given.
+func configFileCommand(name, short string, do func(cmd *cobra.Command, asJSON bool, f *command.ServerFlags) error) *cobra.Command {
 	var f command.ServerFlags
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -81,7 +82,7 @@ func configFileCommand(name, short string, do func(cmd *cobra.Command, asJSON bo
 			if len(args) == 1 {
 				f.File = args[0]
 			}
-			return do(cmd, asJSON, f.Load)
+			return do(cmd, asJSON, &f)
 		},
 	}
 	f.Add(cmd, true)
