@@ -220,7 +220,7 @@ var layout = map[string][]string{
 	"serve/page":           {"config", "gear", "gear/service", "oci", "oci/fleet", "oci/warm", "registry", "registry/activity", "registry/auth", "registry/catalog", "registry/catalog/browse", "registry/catalog/gearfacts", "registry/check", "registry/replication", "registry/retention", "registry/server/edge", "registry/signatures", "serve/dataroot", "serve/gate", "serve/mirrors", "web", "web/images", "web/manage"},
 	"serve/servetest":      {"config", "serve"},
 	"agent":                {"agent/api", "agent/images", "agent/kubelet", "agent/peers", "agent/registries", "agent/volumeworker", "config", "gear", "internal/footprint", "node/cachedir", "node/gearfs", "node/gearfs/starts", "node/poolfs", "node/snapshotter", "node/view", "oci", "oci/fleet", "oci/warm", "volume/volfs"},
-	"agent/api":            {"config", "node/gearfs", "node/gearfs/starts", "node/poolfs", "oci", "oci/volref", "volume/node"},
+	"agent/api":            {"config", "node/gearfs", "node/gearfs/starts", "node/poolfs", "oci", "oci/client/wrongserver", "oci/volref", "volume/node"},
 	"agent/images":         {"agent/api", "agent/registries", "agent/volumeworker", "config", "gear", "gear/client", "gear/export", "gear/rootfs", "internal/durable", "node/cachedir", "node/gearfs", "node/poolfs", "node/snapshotter", "node/view", "oci", "oci/volref", "volume/block", "volume/node", "volume/volfs"},
 	"agent/kubelet":        {"agent/registries", "oci/client"},
 	"agent/peers":          {"gear", "node/gearfs", "oci", "oci/peering"},

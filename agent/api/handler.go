@@ -9,6 +9,7 @@ import (
 	"net/http"
 
 	"example.org/slipway/node/gearfs"
+	"example.org/slipway/oci/client/wrongserver"
 )
 
 // Service is what an agent does for its callers. It has the same methods as a Caller.
@@ -80,7 +81,7 @@ func answer[In, Out any](do func(*http.Request, In) (Out, error)) http.HandlerFu
 		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, gearfs.ErrUnknown):
 			http.Error(w, err.Error(), http.StatusNotFound)
 		case err != nil:
-			http.Error(w, err.Error(), http.StatusUnprocessableEntity)
+			http.Error(w, err.Error()+wrongserver.Advice(err), http.StatusUnprocessableEntity)
 		default:
 			w.Header().Set("Content-Type", "application/json")
 			_ = json.NewEncoder(w).Encode(out) // the caller is gone

@@ -319,12 +319,21 @@ func (m *Set) at(dir string) *mountRecord {
 	return m.all[real]
 }
 
+// absent says that something is not here.
+type absent string
+
+// Error implements error.
+func (e absent) Error() string { return string(e) }
+
+// Unwrap implements what errors.Is needs.
+func (e absent) Unwrap() error { return fs.ErrNotExist }
+
 // Umount unmounts a mount, and removes what was only kept for it. The upper directory and
 // the files stay.
 func (m *Set) Umount(dir string) error {
 	r := m.at(dir)
 	if r == nil || r.Mapped {
-		return fmt.Errorf("no image is mounted at %s by this agent: %w", dir, fs.ErrNotExist)
+		return absent("no image is mounted at " + dir + " by this agent")
 	}
 	// Opens that are not reported yet hold the mount.
 	if err := m.chains.Stopped(context.Background(), r.key()); err != nil {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 
 	"golang.org/x/sys/unix"
 
@@ -146,7 +145,7 @@ func (m *Set) UnmapVolume(image string) error {
 	delete(m.all, mapped(image))
 	m.mu.Unlock()
 	if r == nil {
-		return fmt.Errorf("%s is not mapped by slipway volume map: %w", image, fs.ErrNotExist)
+		return absent(image + " is not mapped by slipway volume map")
 	}
 	return m.forget(r)
 }

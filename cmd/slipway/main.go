@@ -20,6 +20,7 @@ import (
 	"example.org/slipway/cmd/slipway/server"
 	"example.org/slipway/cmd/slipway/workload"
 	"example.org/slipway/internal/systemd"
+	"example.org/slipway/oci/client/wrongserver"
 )
 
 func main() {
@@ -38,7 +39,7 @@ func main() {
 	if interrupted && errors.Is(err, context.Canceled) {
 		err = errors.New("interrupted")
 	}
-	fmt.Fprintln(os.Stderr, systemd.Failure(fmt.Sprintf("slipway: %v%s", err, wayOut(err))))
+	fmt.Fprintln(os.Stderr, systemd.Failure(fmt.Sprintf("slipway: %v%s", err, wrongserver.Advice(err))))
 	os.Exit(command.ExitStatus(err))
 }
 

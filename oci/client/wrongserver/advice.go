@@ -1,4 +1,4 @@
-package main
+package wrongserver
 
 import (
 	"crypto/tls"
@@ -7,13 +7,11 @@ import (
 	"net"
 	"net/http"
 	"syscall"
-
-	"example.org/slipway/oci/client/wrongserver"
 )
 
-// wayOut returns advice for a network error of a command that does not contain advice
-// itself.
-func wayOut(err error) string {
+// Advice returns what a user can do about a network error, as a text that continues the
+// error's, or "" if the error tells that itself.
+func Advice(err error) string {
 	var op *net.OpError
 	var host *net.DNSError
 	var unknown x509.UnknownAuthorityError
@@ -22,7 +20,7 @@ func wayOut(err error) string {
 	switch {
 	case errors.Is(err, http.ErrSchemeMismatch):
 		return "; it speaks HTTP: write the address with http://, or use --plain-http where the command has it"
-	case errors.Is(err, wrongserver.ErrNeedsTLS):
+	case errors.Is(err, ErrNeedsTLS):
 		return "; it speaks TLS: write the address with https://, or leave out --plain-http"
 	case errors.As(err, &unknown):
 		return "; the certificate is of an authority that this machine does not know: add that to the system's, or use --insecure where the command has it"
