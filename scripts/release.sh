@@ -17,6 +17,8 @@
 #   RELEASE_DIRTY=1    builds although files differ from the commit
 #   RELEASE_BINARIES   directory with slipway-ARCH built already, as tests have them
 #   RELEASE_QUICK=1    compresses little, for tests
+#   RELEASE_KEY        file with a private key (EC, PEM): SHA256SUMS is signed, in the form of
+#                      cosign sign-blob, which openssl verifies, too
 #
 # The same commit, toolchain and dpkg give the same bytes, in any directory.
 set -euo pipefail
@@ -126,6 +128,18 @@ make_release() {
 	fi
 	GOFLAGS=-buildvcs=false go run ./scripts/package -version "$VERSION" -revision "$revision" -epoch "$SOURCE_DATE_EPOCH" \
 		-arch "${arches// /,}" -binaries "$work/bin" -extras "$work/extras" -out "$out" "${flags[@]}" "${kinds[@]}"
+	[ -z "$anew" ] || [ -z "${RELEASE_KEY:-}" ] || sign
+}
+
+# sign signs the list of sums. The signature is the same kind as cosign's: ECDSA over SHA-256, in
+# base64.
+sign() {
+	openssl dgst -sha256 -sign "$RELEASE_KEY" "$out/SHA256SUMS" | openssl base64 -A >"$out/SHA256SUMS.sig"
+	openssl pkey -in "$RELEASE_KEY" -pubout >"$work/key.pub"
+	openssl base64 -d -A -in "$out/SHA256SUMS.sig" >"$work/signature"
+	openssl dgst -sha256 -verify "$work/key.pub" -signature "$work/signature" "$out/SHA256SUMS" >/dev/null ||
+		die "the signature that was made does not verify"
+	say "signed SHA256SUMS"
 }
 
 # check builds twice, the second time in a copy of the tree elsewhere.

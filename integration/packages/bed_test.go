@@ -30,8 +30,18 @@ var builds struct {
 	made map[string]error
 }
 
+// TestMain makes a key with which releases are signed.
 func TestMain(m *testing.M) {
+	key, err := os.CreateTemp("", "slipway-key")
+	if err != nil {
+		panic(err)
+	}
+	if out, err := exec.Command("openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", key.Name()).CombinedOutput(); err != nil {
+		panic(fmt.Sprint(err, string(out)))
+	}
+	os.Setenv("RELEASE_KEY", key.Name())
 	status := m.Run()
+	_ = os.Remove(key.Name())
 	if builds.dir != "" {
 		_ = os.RemoveAll(builds.dir)
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -193,6 +194,7 @@ func TestTarball(t *testing.T) {
 	if out, err := exec.CommandContext(t.Context(), program, "config", "check", filepath.Join(to, top, "examples", "loopback.yml")).CombinedOutput(); err != nil {
 		t.Errorf("an example of the tarball: %v\n%s", err, out)
 	}
+	signature(t, dir)
 	a, b := digest(t, program), digest(t, slipway.Binary(t))
 	if a != b {
 		t.Errorf("the tarball has the program %s, and %s was built", a, b)
@@ -206,4 +208,46 @@ func digest(t *testing.T, name string) string {
 		t.Fatal(err)
 	}
 	return fmt.Sprintf("%x", sha256.Sum256(data))
+}
+
+// signature makes a release with a key, and verifies its sums with the line of docs/packages.md.
+// The line refuses sums that were changed.
+func signature(t *testing.T, dir string) {
+	t.Helper()
+	page, err := os.ReadFile("../../docs/packages.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := regexp.MustCompile(`(?m)^openssl .*-verify slipway\.pub.*$`).FindString(string(page))
+	if line == "" {
+		t.Fatal("docs/packages.md does not say how a signature is verified")
+	}
+	work := t.TempDir()
+	run := func(command string) error {
+		cmd := exec.CommandContext(t.Context(), "sh", "-c", command)
+		cmd.Dir = work
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			err = fmt.Errorf("%s: %w\n%s", command, err, out)
+		}
+		return err
+	}
+	for _, file := range []string{"SHA256SUMS", "SHA256SUMS.sig"} {
+		b, err := os.ReadFile(filepath.Join(dir, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(work, file), b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := run("openssl pkey -in " + os.Getenv("RELEASE_KEY") + " -pubout -out slipway.pub"); err != nil {
+		t.Fatal(err)
+	}
+	if err := run(line); err != nil {
+		t.Error(err)
+	}
+	if err := run("sed -i 's/^./0/' SHA256SUMS && echo >> SHA256SUMS && " + line); err == nil {
+		t.Error("changed sums are taken for signed")
+	}
 }
