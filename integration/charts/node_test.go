@@ -33,7 +33,7 @@ type node struct {
 func newNode(t *testing.T) *node {
 	t.Helper()
 	n := &node{t: t, root: t.TempDir(), p: newPodman(t), h: newHelm(t)}
-	n.p.build("localhost/slipway:0.1.0")
+	n.p.build("localhost/slipway:0.2.0")
 	for name, text := range map[string]string{
 		// A service is active once it has been started. Calls are kept in order.
 		"systemctl": `echo "$*" >>/calls

@@ -85,12 +85,12 @@ func TestInstall(t *testing.T) {
 	// What is pushed here is only passed on.
 	s := slipway.Start(t, t.TempDir(), &slipway.Options{Config: "version: 0.1\ngear: {convert: off}\n"})
 	image := s.Addr + "/slipway"
-	p.build(image + ":0.1.0")
-	p.run("push", "-q", image+":0.1.0")
-	p.run("rmi", image+":0.1.0")
+	p.build(image + ":0.2.0")
+	p.run("push", "-q", image+":0.2.0")
+	p.run("rmi", image+":0.2.0")
 	dir := t.TempDir()
 	h.env.Run(t, h.path, "package", chart(t), "--destination", dir)
-	h.env.Run(t, h.path, "push", filepath.Join(dir, "slipway-0.1.0.tgz"), "oci://"+s.Addr+"/charts", "--plain-http")
+	h.env.Run(t, h.path, "push", filepath.Join(dir, "slipway-0.2.0.tgz"), "oci://"+s.Addr+"/charts", "--plain-http")
 	h.env.Run(t, h.path, "pull", "oci://"+s.Addr+"/charts/slipway", "--plain-http", "--untar", "--untardir", dir)
 	h.env.Run(t, "diff", "-r", chart(t)+"/templates", filepath.Join(dir, "slipway", "templates"))
 
