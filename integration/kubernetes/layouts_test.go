@@ -1,27 +1,44 @@
 package kubernetes
 
 import (
-	"bytes"
 	"errors"
 	"io"
+	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
+
+	"sigs.k8s.io/yaml"
 
 	"example.org/slipway/integration/internal/slipway"
 	"example.org/slipway/integration/internal/tool"
 )
 
-// generated holds configurations of containerd and the places in which the tools of distributions
-// write them on nodes. They are reduced to what could conflict with ours.
-var generated = map[string]struct{ config, text string }{
-	"kubeadm": {"/etc/containerd/config.toml", "version = 3\nimports = ['/etc/containerd/conf.d/*.toml']\n"},
-	"EKS": {"/etc/containerd/config.toml", `version = 3
+// layout is what a node of a distribution has before the set-up. Its files are reduced to what could
+// conflict with ours.
+type layout struct {
+	// row is the node in the table of docs/kubernetes.md.
+	row string
+	// config is where containerd's configuration lies, and text is what the tools of the distribution
+	// write there.
+	config, text string
+	// files are more of the node's files.
+	files map[string]string
+}
+
+var layouts = map[string]layout{
+	"kubeadm": {"kubeadm and the like", "/etc/containerd/config.toml", "version = 3\nimports = ['/etc/containerd/conf.d/*.toml']\n", map[string]string{
+		"/usr/lib/systemd/system/kubelet.service":                   "[Service]\nExecStart=/usr/bin/kubelet\n",
+		"/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf": "[Service]\nEnvironmentFile=-/etc/default/kubelet\nExecStart=\nExecStart=/usr/bin/kubelet $KUBELET_EXTRA_ARGS\n",
+	}},
+	"EKS": {"EKS, Amazon Linux 2023", "/etc/containerd/config.toml", `version = 3
 root = "/var/lib/containerd"
 state = "/run/containerd"
-imports = ["/etc/containerd/conf.d/*.toml"]
 
 [grpc]
 address = "/run/containerd/containerd.sock"
@@ -34,9 +51,23 @@ sandbox = "pause:1"
 
 [plugins."io.containerd.cri.v1.images".registry]
 config_path = "/etc/containerd/certs.d:/etc/docker/certs.d"
-`},
-	"k3s":  {"/var/lib/rancher/k3s/agent/etc/containerd/config.toml", rancher("k3s")},
-	"RKE2": {"/var/lib/rancher/rke2/agent/etc/containerd/config.toml", rancher("rke2")},
+`, map[string]string{
+		"/etc/eks/kubelet/environment":        "NODEADM_KUBELET_ARGS='--v=2'\n",
+		"/etc/systemd/system/kubelet.service": "[Service]\nEnvironmentFile=/etc/eks/kubelet/environment\nExecStart=/usr/bin/kubelet $NODEADM_KUBELET_ARGS $KUBELET_EXTRA_ARGS\n",
+	}},
+	"k3s":  {"k3s, RKE2", "/var/lib/rancher/k3s/agent/etc/containerd/config.toml", rancher("k3s"), nil},
+	"RKE2": {"k3s, RKE2", "/var/lib/rancher/rke2/agent/etc/containerd/config.toml", rancher("rke2"), nil},
+	"GKE": {"GKE, Ubuntu", "/etc/containerd/config.toml", "version = 3\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n[plugins.'io.containerd.cri.v1.images']\nsnapshotter = 'overlayfs'\n", map[string]string{
+		"/etc/default/kubelet":                "KUBELET_OPTS=\"--v=2\"\n",
+		"/etc/systemd/system/kubelet.service": "[Service]\nEnvironmentFile=/etc/default/kubelet\nExecStart=/home/kubernetes/bin/kubelet $KUBELET_OPTS\n",
+	}},
+}
+
+// closed holds the os-release of systems that cannot have an agent, by their rows.
+var closed = map[string]string{
+	"GKE, Container-Optimized OS": "NAME=\"Container-Optimized OS\"\nID=cos\nVERSION_ID=121\n",
+	"Talos":                       "NAME=\"Talos\"\nID=talos\nVERSION_ID=v1.12.0\n",
+	"Bottlerocket":                "NAME=Bottlerocket\nID=bottlerocket\nVARIANT_ID=aws-k8s-1.36\n",
 }
 
 func rancher(name string) string {
@@ -66,32 +97,108 @@ state = "/run/k3s/containerd"
 `, "NAME", name)
 }
 
-// TestLayouts runs the set-up with a directory as its root that stands for a node of a
-// distribution, and asks a real containerd which configuration it reads there.
+// nodesPage is the page of the documentation that says what is written on which node.
+const nodesPage = "../../docs/kubernetes.md"
+
+// nodeTable returns the rows of the page's table of nodes, by the first cell. A cell that refers to
+// the row of kubeadm has that row's text behind its own.
+func nodeTable(t *testing.T) map[string][]string {
+	t.Helper()
+	b, err := os.ReadFile(nodesPage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ := strings.Cut(string(b), "| node | containerd | kubelet |\n|---|---|---|\n")
+	table, _, _ := strings.Cut(text, "\n\n")
+	rows := map[string][]string{}
+	var first []string
+	for line := range strings.Lines(table) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), " | ")
+		for i := range cells {
+			cells[i] = strings.TrimSpace(cells[i])
+			if i > 0 && (strings.HasPrefix(cells[i], "the same") || strings.HasPrefix(cells[i], "as kubeadm")) {
+				cells[i] += " " + first[i]
+			}
+		}
+		if first == nil {
+			first = cells
+		}
+		rows[cells[0]] = cells[1:]
+	}
+	return rows
+}
+
+// nodeConfig returns what the page has users of EKS add to containerd's configuration.
+func nodeConfig(t *testing.T) string {
+	t.Helper()
+	b, err := os.ReadFile(nodesPage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found struct {
+		Spec struct{ Containerd struct{ Config string } }
+	}
+	for _, part := range strings.Split(string(b), "```yaml\n") {
+		if body, _, _ := strings.Cut(part, "```"); strings.Contains(body, "kind: NodeConfig") {
+			if err := yaml.Unmarshal([]byte(body), &found); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if found.Spec.Containerd.Config == "" {
+		t.Fatal("the page has no NodeConfig with a configuration of containerd")
+	}
+	return found.Spec.Containerd.Config
+}
+
+// pathOf matches an absolute path in a cell of the table.
+var pathOf = regexp.MustCompile("`(/[^`]+)`")
+
+// TestLayouts follows the table of nodes in docs/kubernetes.md. It runs the set-up with a directory
+// as its root that stands for a node, looks for the files that the table names, and asks a real
+// containerd which configuration it reads there. Where the table says that an agent cannot work, the
+// set-up must refuse, and write nothing.
 func TestLayouts(t *testing.T) {
 	tool.NeedRoot(t)
-	containerd, binary := tool.Built(t, "containerd"), slipway.Binary(t)
-	for name, node := range generated {
+	containerd, binary, table := tool.Built(t, "containerd"), slipway.Binary(t), nodeTable(t)
+	untested := maps.Clone(table)
+	for name, node := range layouts {
+		cells, ok := table[node.row]
+		if !ok {
+			t.Errorf("the page has no row %q", node.row)
+		}
+		delete(untested, node.row)
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			root := t.TempDir()
-			place(t, binary, filepath.Join(root, "slipway"))
-			place(t, containerd, filepath.Join(root, "containerd"))
-			write := func(file, text string) {
-				t.Helper()
-				path := filepath.Join(root, file)
-				if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
-					t.Fatal(err)
+			r := newNodeRoot(t, binary)
+			place(t, containerd, filepath.Join(r.dir, "containerd"))
+			r.write(node.config, node.text)
+			for file, text := range node.files {
+				r.write(file, text)
+			}
+			r.write("/etc/slipway/agent.yml", "cri: {address: /run/slipway-agent/cri.sock}\nregistries: [{host: docker.io, urls: [\"https://mirror.example.com\"]}]\n")
+			said := r.inside(append(setup, "--apply")...)
+			if name == "EKS" {
+				if !strings.Contains(said, "NodeConfig") {
+					t.Errorf("the set-up does not say that the import is missing:\n%s", said)
+				}
+				// nodeadm merges both as TOML, and writes keys of the top before tables.
+				r.write(node.config, nodeConfig(t)+node.text)
+				said = r.inside(append(setup, "--apply")...)
+			}
+			if strings.Contains(said, "must import") {
+				t.Errorf("the set-up does not see the import:\n%s", said)
+			}
+			if name == "GKE" != strings.Contains(said, "add --image-service-endpoint=unix:///run/slipway-agent/cri.sock to the arguments of kubelet") {
+				t.Errorf("the set-up says\n%s", said)
+			}
+			for _, found := range pathOf.FindAllStringSubmatch(strings.Join(cells, " "), -1) {
+				path := strings.ReplaceAll(found[1], "NAME", strings.ToLower(name))
+				if _, err := os.Stat(filepath.Join(r.dir, path)); err != nil {
+					t.Errorf("the page names %s, which is not there: %v", path, err)
 				}
 			}
-			write(node.config, node.text)
-			write("/etc/slipway/agent.yml", "cri: {address: /run/slipway-agent/cri.sock}\nregistries: [{host: docker.io, urls: [\"https://mirror.example.com\"]}]\n")
-			if name == "EKS" {
-				write("/etc/eks/kubelet/environment", "NODEADM_KUBELET_ARGS='--v=2'\n")
-			}
-			setup := []string{"/slipway", "agent", "setup", "--kubernetes", "--config", "/etc/slipway/agent.yml"}
-			inside(t, root, append(setup, "--apply")...)
-			dump := inside(t, root, "/containerd", "--config", node.config, "config", "dump")
+			dump := r.inside("/containerd", "--config", node.config, "config", "dump")
 			for _, want := range []string{"[proxy_plugins.slipway]", "snapshotter = 'slipway'", "disable_snapshot_annotations = false"} {
 				if !strings.Contains(dump, want) {
 					t.Errorf("containerd has not %s:\n%s", want, dump)
@@ -103,15 +210,98 @@ func TestLayouts(t *testing.T) {
 					hosts, _, _ = strings.Cut(strings.Trim(v, `'"`), ":")
 				}
 			}
-			if b, err := os.ReadFile(filepath.Join(root, hosts, "docker.io/hosts.toml")); err != nil || !strings.Contains(string(b), "mirror.example.com") {
+			if b, err := os.ReadFile(filepath.Join(r.dir, hosts, "docker.io/hosts.toml")); err != nil || !strings.Contains(string(b), "mirror.example.com") {
 				t.Errorf("containerd looks for registries in %s, which has %s, error %v", hosts, b, err)
 			}
-			inside(t, root, append(setup, "--undo")...)
-			if dump := inside(t, root, "/containerd", "--config", node.config, "config", "dump"); strings.Contains(dump, "slipway") {
+			r.inside(append(setup, "--undo")...)
+			if dump := r.inside("/containerd", "--config", node.config, "config", "dump"); strings.Contains(dump, "slipway") {
 				t.Errorf("after undoing containerd still knows the agent:\n%s", dump)
 			}
 		})
 	}
+	for row, release := range closed {
+		if text := strings.Join(table[row], " "); !strings.Contains(text, "cannot work") {
+			t.Errorf("the page says of %s: %q", row, text)
+		}
+		delete(untested, row)
+		t.Run(row, func(t *testing.T) {
+			t.Parallel()
+			r := newNodeRoot(t, binary)
+			r.write("/etc/os-release", release)
+			r.write("/etc/containerd/config.toml", "version = 3\n")
+			r.write("/etc/slipway/agent.yml", "cri: {address: /run/slipway-agent/cri.sock}\n")
+			before := r.files()
+			said, err := r.try(append(setup, "--apply")...)
+			_, system, _ := strings.Cut(row, ", ")
+			if system == "" {
+				system = row
+			}
+			if err == nil || !strings.Contains(said, system) {
+				t.Errorf("the set-up ends with %v, and says\n%s", err, said)
+			}
+			if after := r.files(); !slices.Equal(before, after) {
+				t.Errorf("there is %s, and before there was %s", after, before)
+			}
+		})
+	}
+	if len(untested) > 0 {
+		t.Errorf("rows of the page that no layout stands for: %v", slices.Collect(maps.Keys(untested)))
+	}
+}
+
+// setup is the command of the page, with the configuration that a test has written.
+var setup = []string{"/slipway", "agent", "setup", "--kubernetes", "--config", "/etc/slipway/agent.yml"}
+
+// nodeRoot is a directory that stands for the root directory of a node.
+type nodeRoot struct {
+	t   *testing.T
+	dir string
+}
+
+func newNodeRoot(t *testing.T, binary string) nodeRoot {
+	t.Helper()
+	r := nodeRoot{t, t.TempDir()}
+	place(t, binary, filepath.Join(r.dir, "slipway"))
+	return r
+}
+
+func (r nodeRoot) write(file, text string) {
+	r.t.Helper()
+	path := filepath.Join(r.dir, file)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// files returns the names of all files and directories.
+func (r nodeRoot) files() (names []string) {
+	r.t.Helper()
+	err := filepath.WalkDir(r.dir, func(name string, _ fs.DirEntry, err error) error {
+		names = append(names, name)
+		return err
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return names
+}
+
+// try runs a program whose root the directory is, and returns what it prints, and its errors' text.
+func (r nodeRoot) try(args ...string) (string, error) {
+	cmd := exec.CommandContext(r.t.Context(), "chroot", append([]string{r.dir}, args...)...)
+	cmd.Env = []string{"PATH=/usr/bin:/bin:/usr/sbin:/sbin", "HOME=/"}
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// inside runs a program that must work.
+func (r nodeRoot) inside(args ...string) string {
+	r.t.Helper()
+	out, err := r.try(args...)
+	if err != nil {
+		r.t.Fatalf("%v: %v\n%s", args, err, out)
+	}
+	return out
 }
 
 // place puts a program below a directory.
@@ -132,17 +322,4 @@ func place(t *testing.T, from, to string) {
 	if _, err := io.Copy(out, in); errors.Join(err, out.Close()) != nil {
 		t.Fatal(err)
 	}
-}
-
-// inside runs a program in a directory that is its root, and returns what it prints.
-func inside(t *testing.T, root string, args ...string) string {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "chroot", append([]string{root}, args...)...)
-	var said bytes.Buffer
-	cmd.Stderr, cmd.Env = &said, []string{"PATH=/usr/bin:/bin:/usr/sbin:/sbin", "HOME=/"}
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("%v: %v\n%s%s", args, err, out, &said)
-	}
-	return string(out)
 }
