@@ -174,7 +174,6 @@ type Catalog struct {
 	Retention *Retention
 	Settings  *Settings
 	Queue     *Queue
-	History   *History
 }
 
 // Open opens the SQLite catalogue at path; see [engine.Open].
@@ -191,8 +190,7 @@ func of(db *engine.DB, err error) (*Catalog, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Catalog{DB: db, Uploads: &Uploads{db}, Garbage: &Garbage{DB: db}, Retention: &Retention{db}, Settings: &Settings{db}, Queue: &Queue{db},
-		History: &History{db}}, nil
+	return &Catalog{DB: db, Uploads: &Uploads{db}, Garbage: &Garbage{DB: db}, Retention: &Retention{db}, Settings: &Settings{db}, Queue: &Queue{db}}, nil
 }
 
 // Close closes the database.

@@ -11,6 +11,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/catalogtest"
+	"example.org/slipway/registry/catalog/historyfacts"
 )
 
 // TestHistoryModel makes random changes of tags and compares the histories with a list of the
@@ -74,7 +75,7 @@ func TestHistoryModel(t *testing.T) {
 func checkHistory(t *testing.T, c *catalog.Catalog, want map[string][]oci.TagChange, deleted map[oci.Digest]bool) {
 	t.Helper()
 	for tag, changes := range want {
-		got, err := c.History.Tag(t.Context(), "r", tag, 1000)
+		got, err := history(c).Tag(t.Context(), "r", tag, 1000)
 		if err != nil || len(got) != len(changes) {
 			t.Fatalf("%s has %d changes (%v), want %d: %+v", tag, len(got), err, len(changes), got)
 		}
@@ -89,12 +90,12 @@ func checkHistory(t *testing.T, c *catalog.Catalog, want map[string][]oci.TagCha
 			}
 		}
 	}
-	list, err := c.History.Deleted(t.Context(), "r", 1000)
+	list, err := history(c).Deleted(t.Context(), "r", 1000)
 	if err != nil || len(list) != len(deleted) {
 		t.Fatalf("%d manifests can be restored (%v), want %d: %+v", len(list), err, len(deleted), list)
 	}
 	for _, d := range list {
-		found, content, err := c.History.DeletedManifest(t.Context(), "r", d.Digest)
+		found, content, err := history(c).DeletedManifest(t.Context(), "r", d.Digest)
 		if !deleted[d.Digest] || err != nil || oci.SHA256(content) != d.Digest || found.Until.Sub(found.At) != time.Hour || d.MediaType != found.MediaType {
 			t.Errorf("%+v can be restored with %q: %v", found, content, err)
 		}
@@ -136,22 +137,22 @@ func TestHistoryEnds(t *testing.T) {
 			}
 		}
 		old := put("r", manifestOf("old", 0, 0, "t", "stays"), "") // as an earlier version would
-		list, err := c.History.Tag(ctx, "r", "t", 9)
+		list, err := history(c).Tag(ctx, "r", "t", 9)
 		if err != nil || len(list) != 1 || list[0].Digest != old || list[0].Cause != "" || list[0].State != oci.StateHere {
 			t.Errorf("before histories were kept: %+v, %v", list, err)
 		}
 		for i := range 130 {
 			put("r", manifestOf(fmt.Sprint("new ", i), 0, 0, "t"), oci.CausePush)
 			if i == 0 {
-				if list, err = c.History.Tag(ctx, "r", "t", 9); err != nil || len(list) != 2 || list[1].Digest != old {
+				if list, err = history(c).Tag(ctx, "r", "t", 9); err != nil || len(list) != 2 || list[1].Digest != old {
 					t.Errorf("after the first change: %+v, %v", list, err)
 				}
 			}
 		}
-		if list, err = c.History.Tag(ctx, "r", "t", 1000); err != nil || len(list) != 100 || list[0].Digest != manifestOf("new 129", 0, 0).Digest {
+		if list, err = history(c).Tag(ctx, "r", "t", 1000); err != nil || len(list) != 100 || list[0].Digest != manifestOf("new 129", 0, 0).Digest {
 			t.Errorf("%d changes are kept, %v", len(list), err)
 		}
-		if _, err := c.History.Tag(ctx, "r", "none", 9); !errors.Is(err, catalog.ErrNotFound) {
+		if _, err := history(c).Tag(ctx, "r", "none", 9); !errors.Is(err, catalog.ErrNotFound) {
 			t.Errorf("a tag that never was: %v", err)
 		}
 
@@ -159,26 +160,26 @@ func TestHistoryEnds(t *testing.T) {
 			t.Fatal(err)
 		}
 		collect() // the grace period is not over
-		if list, err := c.History.Deleted(ctx, "r", 9); err != nil || len(list) != 1 || !slices.Equal(list[0].Tags, []string{"t"}) {
+		if list, err := history(c).Deleted(ctx, "r", 9); err != nil || len(list) != 1 || !slices.Equal(list[0].Tags, []string{"t"}) {
 			t.Errorf("deleted: %+v, %v", list, err)
 		}
 		now = now.Add(2 * time.Hour)
 		collect()
 		now = now.Add(2 * time.Hour)
 		collect()
-		if list, err := c.History.Deleted(ctx, "r", 9); err != nil || len(list) != 0 {
+		if list, err := history(c).Deleted(ctx, "r", 9); err != nil || len(list) != 0 {
 			t.Errorf("after the collection there can be restored: %+v, %v", list, err)
 		}
-		if list, err = c.History.Tag(ctx, "r", "t", 9); err != nil || list[0].Digest != "" || list[1].State != oci.StateGone {
+		if list, err = history(c).Tag(ctx, "r", "t", 9); err != nil || list[0].Digest != "" || list[1].State != oci.StateGone {
 			t.Errorf("after the collection: %+v, %v", list, err)
 		}
 		now = now.Add(91 * 24 * time.Hour)
 		collect()
-		if _, err := c.History.Tag(ctx, "r", "t", 9); !errors.Is(err, catalog.ErrNotFound) {
+		if _, err := history(c).Tag(ctx, "r", "t", 9); !errors.Is(err, catalog.ErrNotFound) {
 			t.Errorf("long after: %v", err)
 		}
 
-		manifests, err := c.History.Manifests(ctx, "r", 9)
+		manifests, err := history(c).Manifests(ctx, "r", 9)
 		if err != nil || !slices.Equal(manifests, []oci.Digest{old}) {
 			t.Errorf("the manifests are %v, %v", manifests, err)
 		}
@@ -195,8 +196,10 @@ func TestHistoryEnds(t *testing.T) {
 		if n := rows(); n != 0 {
 			t.Errorf("%d rows outlive their repository", n)
 		}
-		if _, err := c.History.Manifests(ctx, "r", 9); !errors.Is(err, catalog.ErrNoRepository) {
+		if _, err := history(c).Manifests(ctx, "r", 9); !errors.Is(err, catalog.ErrNoRepository) {
 			t.Errorf("the repository is still there: %v", err)
 		}
 	})
 }
+
+func history(c *catalog.Catalog) historyfacts.History { return historyfacts.History{DB: c.DB} }

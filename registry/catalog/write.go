@@ -463,10 +463,10 @@ func setTag(t *engine.Tx, n newTag, now, due int64, o Origin) (moved bool, err e
 		return false, err
 	}
 	if before != manifestID {
-		if err = nil; before != 0 {
-			err = recordTags(t, o, n.digest, `t.repo_id = ? AND t.name = ?`, repoID, tag)
-		} else if o.Cause != "" {
+		if before == 0 {
 			err = recordNewTag(t, o, repoID, tag, n.digest)
+		} else {
+			err = recordTags(t, o, n.digest, `t.repo_id = ? AND t.name = ?`, repoID, tag)
 		}
 		if err == nil {
 			err = trimTag(t, repoID, tag)

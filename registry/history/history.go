@@ -9,6 +9,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/historyfacts"
 	"example.org/slipway/registry/manifest"
 	"example.org/slipway/registry/storage"
 )
@@ -30,13 +31,16 @@ type Options struct {
 
 // History reads and takes back changes. All methods may run concurrently.
 type History struct {
-	cat  *catalog.Catalog
-	reg  Registry
-	opts Options
+	cat   *catalog.Catalog
+	facts historyfacts.History
+	reg   Registry
+	opts  Options
 }
 
 // New returns the history of a registry with its catalogue.
-func New(cat *catalog.Catalog, reg Registry, o Options) *History { return &History{cat, reg, o} }
+func New(cat *catalog.Catalog, reg Registry, o Options) *History {
+	return &History{cat, historyfacts.History{DB: cat.DB}, reg, o}
+}
 
 func (h *History) mirrored(repo string) bool { return h.opts.Mirrored != nil && h.opts.Mirrored(repo) }
 
@@ -47,7 +51,7 @@ func unknown(repo, ref string) error {
 // TagHistory returns at most n changes of a tag, the last one first. Errors:
 // MANIFEST_UNKNOWN.
 func (h *History) TagHistory(ctx context.Context, repo, tag string, n int) ([]oci.TagChange, error) {
-	list, err := h.cat.History.Tag(ctx, repo, tag, n)
+	list, err := h.facts.Tag(ctx, repo, tag, n)
 	if errors.Is(err, catalog.ErrNotFound) {
 		return nil, unknown(repo, tag)
 	}
@@ -60,7 +64,7 @@ func (h *History) TagHistory(ctx context.Context, repo, tag string, n int) ([]oc
 // Deleted lists at most n manifests of a repository that can be restored, the last one
 // that was removed first.
 func (h *History) Deleted(ctx context.Context, repo string, n int) ([]oci.DeletedManifest, error) {
-	list, err := h.cat.History.Deleted(ctx, repo, n)
+	list, err := h.facts.Deleted(ctx, repo, n)
 	if err != nil {
 		return nil, storage.ClientError("list what was deleted from "+repo, err)
 	}
@@ -89,7 +93,7 @@ func (h *History) Restore(ctx context.Context, repo string, d oci.Digest, tag st
 	if !errors.Is(err, catalog.ErrNotFound) {
 		return oci.PutResult{}, storage.ClientError("restore "+string(d), err)
 	}
-	removed, content, err := h.cat.History.DeletedManifest(ctx, repo, d)
+	removed, content, err := h.facts.DeletedManifest(ctx, repo, d)
 	if errors.Is(err, catalog.ErrNotFound) {
 		return oci.PutResult{}, unknown(repo, string(d))
 	}
@@ -175,7 +179,7 @@ func (h *History) attached(ctx context.Context, repo string, d oci.DeletedManife
 			return true, nil
 		}
 	}
-	_, content, err := h.cat.History.DeletedManifest(ctx, repo, d.Digest)
+	_, content, err := h.facts.DeletedManifest(ctx, repo, d.Digest)
 	if errors.Is(err, catalog.ErrNotFound) { // it is back by now
 		return false, nil
 	}
@@ -240,7 +244,7 @@ func (h *History) DeleteRepository(ctx context.Context, repo string) (removed in
 		return 0, err
 	}
 	for {
-		list, err := h.cat.History.Manifests(ctx, repo, removeStep)
+		list, err := h.facts.Manifests(ctx, repo, removeStep)
 		if errors.Is(err, catalog.ErrNoRepository) && removed == 0 {
 			return 0, oci.Errorf(oci.CodeNameUnknown, "there is no repository %s", repo)
 		}

@@ -13,6 +13,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/historyfacts"
 	"example.org/slipway/registry/history"
 	"example.org/slipway/registry/objstore/memstore"
 )
@@ -97,7 +98,7 @@ func (b *bed) state() state {
 		s.Tags[info.Name] = info.Digest
 	}
 	var err error
-	if s.Manifests, err = b.cat.History.Manifests(b.t.Context(), repo, 1000); err != nil {
+	if s.Manifests, err = (historyfacts.History{DB: b.cat.DB}).Manifests(b.t.Context(), repo, 1000); err != nil {
 		b.t.Fatal(err)
 	}
 	slices.Sort(s.Manifests)

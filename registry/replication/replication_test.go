@@ -21,6 +21,7 @@ import (
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/auth/patterns"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/historyfacts"
 	"example.org/slipway/registry/objstore/memstore"
 	"example.org/slipway/registry/replication"
 )
@@ -119,7 +120,7 @@ func (s *side) event(ctx context.Context, e registry.Event) error {
 
 // history is how rules learn who has set a tag, and when.
 func (s *side) history(ctx context.Context, repo, tag string) ([]oci.TagChange, error) {
-	list, err := s.cat.History.Tag(ctx, repo, tag, 100)
+	list, err := historyfacts.History{DB: s.cat.DB}.Tag(ctx, repo, tag, 100)
 	if errors.Is(err, catalog.ErrNotFound) {
 		return nil, nil
 	}

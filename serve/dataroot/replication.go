@@ -20,6 +20,7 @@ import (
 	"example.org/slipway/registry/auth/patterns"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/engine"
+	"example.org/slipway/registry/catalog/historyfacts"
 	"example.org/slipway/registry/replication"
 	"example.org/slipway/serve/mirrors"
 )
@@ -41,7 +42,7 @@ func (r *Root) openReplication(o *Options) error {
 			return id
 		},
 		History: func(ctx context.Context, repo, tag string) ([]oci.TagChange, error) {
-			list, err := r.Catalog.History.Tag(ctx, repo, tag, tagChanges)
+			list, err := historyfacts.History{DB: r.Catalog.DB}.Tag(ctx, repo, tag, tagChanges)
 			if errors.Is(err, catalog.ErrNotFound) {
 				return nil, nil
 			}
