@@ -56,23 +56,25 @@ func nextTime() {
 	}
 }
 
-// TestTheNewestMoveWins moves tags at two registries that replicate to each other, on push
-// and with runs, while they cannot reach each other from time to time. In the end both
-// have the last move of each tag, wherever it was made. A registry in the middle of a chain
-// of three makes no difference.
+// TestTheNewestMoveWins moves and deletes tags at two registries that replicate to each
+// other, on push and with runs, while they cannot reach each other from time to time. In
+// the end both have the last move of each tag, wherever it was made, and agree on tags that
+// were deleted. A registry in the middle of a chain of three makes no difference.
 func TestTheNewestMoveWins(t *testing.T) {
 	t.Parallel()
 	for _, pull := range []bool{false, true} {
 		for seed := range uint64(6) {
-			t.Run(fmt.Sprintf("pull=%v/%d", pull, seed), func(t *testing.T) {
-				t.Parallel()
-				newestMoveWins(t, pull, seed)
-			})
+			for _, deletes := range []bool{false, true} {
+				t.Run(fmt.Sprintf("pull=%v/deletes=%v/%d", pull, deletes, seed), func(t *testing.T) {
+					t.Parallel()
+					newestMoveWins(t, pull, deletes, seed)
+				})
+			}
 		}
 	}
 }
 
-func newestMoveWins(t *testing.T, pull bool, seed uint64) {
+func newestMoveWins(t *testing.T, pull, deletes bool, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 41))
 	sides := []*side{newSide(t), newSide(t), newSide(t)}[:2+seed%2]
 	stores, away := make([]*store, len(sides)), &atomic.Bool{}
@@ -90,7 +92,7 @@ func newestMoveWins(t *testing.T, pull bool, seed uint64) {
 				}
 				return other.history(ctx, repo, tag)
 			}
-			rules = append(rules, replication.Rule{Name: fmt.Sprint("out", j), Push: true, OnPush: true, Referrers: true, Remote: remote, History: history})
+			rules = append(rules, replication.Rule{Name: fmt.Sprint("out", j), Push: true, OnPush: true, Delete: deletes, Referrers: true, Remote: remote, History: history})
 			if pull {
 				rules = append(rules, replication.Rule{Name: fmt.Sprint("in", j), Referrers: true, Remote: remote, History: history})
 			}
@@ -108,10 +110,15 @@ func newestMoveWins(t *testing.T, pull bool, seed uint64) {
 		}
 		return nil
 	}
-	want := map[string]string{}
+	want, deleted := map[string]string{}, map[string]bool{}
 	for step := range 60 {
 		nextTime()
 		switch n := rng.IntN(10); {
+		case n < 2:
+			tag, s := fmt.Sprint("v", rng.IntN(3)), sides[rng.IntN(len(sides))]
+			if deletes && s.DeleteTag(t.Context(), "team/app", tag) == nil {
+				deleted["team/app:"+tag] = true
+			}
 		case n < 7:
 			tag, s, image := fmt.Sprint("v", rng.IntN(3)), sides[rng.IntN(len(sides))], fmt.Sprint("image ", rng.IntN(8))
 			before, _ := s.history(t.Context(), "team/app", tag)
@@ -133,6 +140,12 @@ func newestMoveWins(t *testing.T, pull bool, seed uint64) {
 	for range len(sides) {
 		until(t, "a run of each rule", func() bool { return runs() == nil })
 		quiet(t, stores...)
+	}
+	for tag := range deleted { // all that is asked is that the registries agree
+		delete(want, tag)
+		if d, there := content(t, sides[0])[tag]; there {
+			want[tag] = d
+		}
 	}
 	for i, s := range sides {
 		if diff := cmp.Diff(want, content(t, s)); diff != "" {
