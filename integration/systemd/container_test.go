@@ -105,9 +105,10 @@ func (m *machine) digest(t *testing.T) string {
 const ctrLog = "/run/ctr.log"
 
 // ctr returns a command that runs a container of the image with the agent's snapshots. The name is
-// unique to this test, because the cgroups of containers are this machine's.
+// unique to this test, because the cgroups of containers are this machine's. It has no share of the
+// processor, for which a machine of cgroup version 2 would need a controller ([nspawn.Machine]).
 func (m *machine) ctr(name string, args ...string) *exec.Cmd {
-	return m.Command(append([]string{"sh", "-c", `exec "$@" 2>>` + ctrLog, "sh", "ctr", "run", "--rm", "--snapshotter", "slipway", image, filepath.Base(m.Env.Dir()) + "-" + name, "/bin/busybox", "sh"}, args...)...)
+	return m.Command(append([]string{"sh", "-c", `exec "$@" 2>>` + ctrLog, "sh", "ctr", "run", "--rm", "--cpu-shares", "0", "--snapshotter", "slipway", image, filepath.Base(m.Env.Dir()) + "-" + name, "/bin/busybox", "sh"}, args...)...)
 }
 
 // load is a container that keeps opening one file after another.

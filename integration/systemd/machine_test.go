@@ -1,6 +1,7 @@
 package systemd
 
 import (
+	"context"
 	"strconv"
 	"strings"
 	"testing"
@@ -32,6 +33,12 @@ func boot(t *testing.T, containerd func(*machine, *testing.T)) *machine {
 	containerd(m, t)
 	began := time.Now()
 	m.Launch(t, "--private-network")
+	t.Cleanup(func() {
+		if t.Failed() {
+			said, _ := m.Try(context.Background(), "journalctl", "--no-pager", "-n", "100", "-u", server, "-u", agent)
+			t.Logf("the services of the machine have logged\n%s", said)
+		}
+	})
 	m.await(t)
 	m.booted = time.Since(began)
 	return m

@@ -32,6 +32,9 @@ type Machine struct {
 	Env *tool.Env
 	// PID is the id of its first process.
 	PID int
+	// Unified gives it control groups of version 2 only, whatever this machine has. On a machine of
+	// version 1 they have no controllers, and so no limits.
+	Unified bool
 
 	process *proc.Process
 }
@@ -64,9 +67,16 @@ func (m *Machine) Launch(t *testing.T, flags ...string) {
 	const script = `for g in $1; do echo $$ >$g/cgroup.procs; done
 shift
 exec systemd-nspawn "$@"`
+	calls := "@keyring"
+	if m.Unified {
+		calls += " bpf" // by which version 2 decides about devices
+	}
 	cmd := exec.Command("sh", append([]string{"-ec", script, "sh", strings.Join(ownGroups(t, filepath.Base(m.Env.Dir())), " "), "-D", m.Root, "--register=no", "--keep-unit", "--boot",
-		"--console=pipe", "--capability=all", "--system-call-filter=@keyring", "--bind=/dev/fuse", "--bind-ro=" + tool.Dir() + ":/opt/tools"}, flags...)...)
+		"--console=pipe", "--capability=all", "--system-call-filter=" + calls, "--bind=/dev/fuse", "--bind-ro=" + tool.Dir() + ":/opt/tools"}, flags...)...)
 	cmd.Env = m.Env.Vars()
+	if m.Unified {
+		cmd.Env = append(cmd.Env, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1")
+	}
 	m.process = proc.Start(t, cmd, filepath.Join(m.Env.Dir(), "nspawn.log"))
 	t.Cleanup(func() { m.Halt(t) })
 	proc.Poll(t, patience, "the first process of the machine", func() bool {
