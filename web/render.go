@@ -32,6 +32,7 @@ func newRenderer(base string, a assets) (*renderer, error) {
 		"time":  format.Time,
 		"iso":   func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
 		"short": format.ShortDigest,
+		"some":  format.Some, "breaks": format.Breaks, "shortref": format.ShortReference,
 		"count": format.Count, "percent": format.Percent, "took": format.Took,
 		"count64": func(n int) string { return format.Count(int64(n)) }, "showname": format.Visible, "showtext": format.VisibleLines, "shareof": format.Share,
 		"strip": func(part, whole int64) int { return int(300 * format.Share(part, whole)) }, // a strip has 300 units

@@ -4,7 +4,10 @@ package format
 
 import (
 	"fmt"
+	"html/template"
+	"reflect"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -35,6 +38,42 @@ func ShortDigest(d string) string {
 		return d[:19]
 	}
 	return d
+}
+
+// ShortReference returns a reference with no more of a digest than the part that people compare.
+// The reference is a tag, a digest, or TAG@DIGEST.
+func ShortReference(ref string) string {
+	if i := strings.LastIndex(ref, "sha256:"); i == 0 || i > 0 && ref[i-1] == '@' {
+		return ref[:i] + ShortDigest(ref[i:])
+	}
+	return ref
+}
+
+// Breaks returns a name as HTML in which a line may end behind each separator, so that names
+// break there before they break within a word.
+func Breaks(name string) template.HTML {
+	var b strings.Builder
+	for len(name) > 0 {
+		n := strings.IndexAny(name, "/.-_+:@[=") + 1
+		if n == 0 {
+			n = len(name)
+		}
+		b.WriteString(template.HTMLEscapeString(name[:n]))
+		if name = name[n:]; name != "" {
+			b.WriteString("<wbr>")
+		}
+	}
+	return template.HTML(b.String()) // all of the name is escaped
+}
+
+// Some formats a number of things, such as "1 tag" or "1 234 tags". The number is an integer of
+// any kind.
+func Some(n any, one, many string) string {
+	v := reflect.ValueOf(n).Int()
+	if v == 1 {
+		return "1 " + one
+	}
+	return Count(v) + " " + many
 }
 
 // Share returns a part's share of a whole, from 0 to 1.

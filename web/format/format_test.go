@@ -1,6 +1,8 @@
 package format_test
 
 import (
+	"html"
+	"strings"
 	"testing"
 	"time"
 	"unicode"
@@ -25,6 +27,43 @@ func TestFormats(t *testing.T) {
 			t.Errorf("format.Percent(%v) = %q, want %q", v, got, want)
 		}
 	}
+}
+
+// TestSome checks the singular, and that integers of each kind are taken.
+func TestSome(t *testing.T) {
+	for _, c := range []struct {
+		n    any
+		want string
+	}{{0, "0 tags"}, {1, "1 tag"}, {int64(1), "1 tag"}, {int64(1234), "1\u202f234 tags"}} {
+		if got := format.Some(c.n, "tag", "tags"); got != c.want {
+			t.Errorf("format.Some(%v) = %q, want %q", c.n, got, c.want)
+		}
+	}
+}
+
+func TestShortReference(t *testing.T) {
+	digest := "sha256:" + strings.Repeat("0123456789abcdef", 4)
+	for ref, want := range map[string]string{"": "", "1.0.0": "1.0.0", digest: "sha256:0123456789ab", "1.0.0@" + digest: "1.0.0@sha256:0123456789ab",
+		"@": "@", "sha256:": "sha256:", "a-tag-that-is-longer-than-a-short-digest": "a-tag-that-is-longer-than-a-short-digest"} {
+		if got := format.ShortReference(ref); got != want {
+			t.Errorf("format.ShortReference(%q) = %q, want %q", ref, got, want)
+		}
+	}
+}
+
+// FuzzBreaks checks that a name with breaks shows the name, and that nothing in it is markup.
+func FuzzBreaks(f *testing.F) {
+	f.Add("many/repository-000")
+	f.Add("<script>a.b</script>&lt;wbr>")
+	f.Fuzz(func(t *testing.T, s string) {
+		got := strings.ReplaceAll(string(format.Breaks(s)), "<wbr>", "")
+		if strings.ContainsAny(got, "<>\"'") {
+			t.Errorf("%q becomes markup: %s", s, got)
+		}
+		if want := strings.ReplaceAll(s, "\x00", "\uFFFD"); html.UnescapeString(got) != want {
+			t.Errorf("%q is shown as %q", s, html.UnescapeString(got))
+		}
+	})
 }
 
 // TestVisible checks that two different names never look the same.

@@ -1,5 +1,5 @@
-// What the pages do beyond reading and forms. Everything works without it but live figures and
-// copy buttons.
+// What the pages do beyond reading and forms. Everything works without it but live figures,
+// copy buttons and the place of the head's links.
 "use strict";
 
 // Live parts: an element with data-live takes its HTML from the server's events.
@@ -15,6 +15,11 @@ for (const part of document.querySelectorAll("[data-live]")) {
   events.addEventListener("done", () => { events.close(); location.reload(); });
   addEventListener("pagehide", () => events.close());
 }
+
+// Where the links of the head scroll, the one of this page is in sight.
+const current = document.querySelector("header nav [aria-current]");
+const sight = () => current.scrollIntoView({block: "nearest", inline: "center"});
+if (current) { sight(); addEventListener("resize", sight); }
 
 // Copy buttons beside commands and tokens, where the browser lets pages copy.
 if (navigator.clipboard) for (const pre of document.querySelectorAll("dl.commands pre, pre[aria-label^=Command], pre[data-copy]")) {
