@@ -180,6 +180,26 @@ module_tool() {
 	rm -rf "$work"
 }
 
+# npm_file PACKAGE VERSION FILE puts one file of an npm package at $tools/PACKAGE-VERSION/FILE. npm
+# compares the package with its checksum, and runs nothing of it.
+npm_file() {
+	local package=$1 version=$2 file=$3 dir=$tools/$1-$2
+	[ ! -e "$dir/$file" ] || return 0
+	say "fetching $package $version"
+	mkdir -p "$tools"
+	work=$(mktemp -d "$tools/build.XXXXXX")
+	if (cd "$work" && npm pack --silent "$package@$version" </dev/null >log 2>&1 &&
+		tar -xzf "$package-$version.tgz" "package/$file"); then
+		mkdir -p "$dir"
+		mv -f "$work/package/$file" "$dir/$file"
+	else
+		warn "fetching $package $version failed:"
+		[ ! -e "$work/log" ] || tail -n 20 "$work/log" >&2
+		missing+=("$package")
+	fi
+	rm -rf "$work"
+}
+
 # debian_tar NAME PACKAGES makes $tools/NAME.tar, once. It holds a minimal system like this one
 # with PACKAGES, which are separated by commas.
 debian_tar() {
@@ -275,6 +295,9 @@ setup_test() {
 	# The btrfs graph driver is the only part of dockerd that needs cgo.
 	go_tool dockerd github.com/moby/moby/v2/cmd/dockerd v2.0.0-beta.24 0 exclude_graphdriver_btrfs
 	go_tool helm helm.sh/helm/v3/cmd/helm v3.22.0
+	# What checks that pages are accessible.
+	apt_need npm:npm
+	npm_file axe-core 4.14.1 axe.min.js
 	# The conformance suite of the distribution specification, at a commit of its
 	# development.
 	go_tool conformance github.com/opencontainers/distribution-spec/conformance v0.0.0-20260831232431-97274622c111

@@ -33,7 +33,7 @@ func kind(path string) string {
 	}
 	slices.Sort(keys)
 	special := ""
-	for _, s := range []string{"team/hello", "hostile", "signed", "multi", "sha256", "fixed", "private", "mirror"} {
+	for _, s := range []string{"team/hello", "hostile", "signed", "multi", "sha256", "fixed", "private", "mirror", "documented:bill", "documented:scan", "documented"} {
 		if strings.Contains(rest, s) {
 			special += " " + s
 		}
@@ -72,7 +72,12 @@ func (w *window) crawl(most int, queue ...string) []string {
 }
 
 // most is the number of kinds of pages that are tested. There are more, which differ little.
-const most = 50
+const most = 60
+
+// starts are paths from which links lead to a page of each kind.
+var starts = []string{"/ui/", "/ui/repo/team/hello", "/ui/repo/team/documented", "/ui/repo/team/hostile", "/ui/repo/team/signed", "/ui/diff/team/hello?from=1.0.0&to=1.1.0",
+	"/ui/?q=team", "/ui/image/team/hello:1.1.0", "/ui/image/team/documented:1", "/ui/image/team/documented:bill", "/ui/image/team/documented:scan", "/ui/nodes", "/ui/replication/run?rule=to-frankfurt",
+	"/ui/repo/private/" + strings.Repeat("deep/", 12) + "app"}
 
 // TestPages checks that everybody can read every page, on every screen, and that no page loads
 // anything from elsewhere.
@@ -84,8 +89,7 @@ func TestPages(t *testing.T) {
 	w.visit("/ui/login")
 	w.examine(dir, "/ui/login")
 	w.logIn("root", "secret of root")
-	pages := w.crawl(most, "/ui/", "/ui/repo/team/hello", "/ui/repo/team/hostile", "/ui/repo/team/signed", "/ui/diff/team/hello?from=1.0.0&to=1.1.0",
-		"/ui/?q=team", "/ui/repo/private/"+strings.Repeat("deep/", 12)+"app")
+	pages := w.crawl(most, starts...)
 	t.Logf("%d kinds of pages: %s", len(pages), strings.Join(pages, " "))
 	if len(pages) < most {
 		t.Errorf("links lead to %d kinds of pages only", len(pages))

@@ -42,7 +42,7 @@ func open(t *testing.T, base string) *window {
 		chromedp.Flag("no-proxy-server", true), chromedp.Flag("lang", "en"))
 	alloc, cancelBrowser := chromedp.NewExecAllocator(context.Background(), o...)
 	tab, cancelTab := chromedp.NewContext(alloc)
-	ctx, cancelTime := context.WithTimeout(tab, 5*time.Minute)
+	ctx, cancelTime := context.WithTimeout(tab, 15*time.Minute)
 	t.Cleanup(func() {
 		if err := chromedp.Cancel(tab); err != nil {
 			t.Logf("end chromium: %v", err)

@@ -41,6 +41,8 @@ func registry(t *testing.T) *slipway.Server {
 	if err := os.WriteFile(filepath.Join(reports, "index.html"), []byte("<!doctype html><title>r</title><style>p{color:green}</style><p>A report.</p>"), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	key := filepath.Join(dir, "release.pub")
+	by := newSigner(t, key)
 	s := slipway.Start(t, filepath.Join(dir, "root"), &slipway.Options{Config: fmt.Sprintf(`
 version: 0.1
 storage:
@@ -48,7 +50,6 @@ storage:
   gc: {grace: 5m, untagged: delete}
   immutable_tags: [{repositories: [team/fixed], tags: [".*"]}]
   quotas: [{repositories: ["bounded/**"], tags: 2}]
-gear: {convert: sync}
 auth:
   htpasswd: {path: %s}
   access:
@@ -58,9 +59,11 @@ log: {accesslog: {disabled: true}, audit: {file: %s}}
 web: {reports: %s}
 proxy:
   upstreams: [{name: docker.io, url: "http://127.0.0.1:9"}]
-`, users, filepath.Join(dir, "audit.log"), filepath.Dir(reports))})
+`, users, filepath.Join(dir, "audit.log"), filepath.Dir(reports)) + rules(t, key)})
 	s.Client = s.Client.As("root", "secret of root")
 	pushAll(t, s)
+	pushDocumented(t, s, by)
+	reportNodes(t, s)
 	s.Converted()
 	return s
 }

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -42,6 +43,20 @@ func Built(t testing.TB, name string) string {
 		t.Skipf("tool not installed: %s (scripts/setup.sh test builds it)", name)
 	}
 	return path
+}
+
+// File returns the content of a file that scripts/setup.sh keeps beside the tools, such as
+// axe-core-1.2.3/axe.min.js, or skips the test.
+func File(t testing.TB, name string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(filepath.Dir(Dir()), filepath.FromSlash(name)))
+	if errors.Is(err, fs.ErrNotExist) {
+		t.Skipf("tool not installed: %s (scripts/setup.sh test fetches it)", name)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
 }
 
 // System returns the path of a program of the operating system, or skips the
