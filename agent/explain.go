@@ -9,7 +9,14 @@ import (
 	"time"
 
 	"example.org/slipway/agent/api"
+	"example.org/slipway/node/gearfs/starts"
+	"example.org/slipway/oci/fleet"
+	"example.org/slipway/oci/fleet/timeline"
 )
+
+// textFiles and pictureFiles bound how many files of a start are drawn. Those with the earliest
+// events are.
+const textFiles, pictureFiles = 60, 400
 
 // Explain implements api.Service. It says how an image or container is started, and why.
 func (a *Agent) Explain(ctx context.Context, name string) (api.Explanation, error) {
@@ -61,7 +68,7 @@ func (a *Agent) Explain(ctx context.Context, name string) (api.Explanation, erro
 	}
 	if x.Start != nil {
 		explainStart(x.Start, say)
-		x.Chart, x.SVG = textChart(x.Start), svgChart(x.Start, "Start of "+img.Ref)
+		x.Chart, x.SVG = timeline.Text(drawn(x.Start, textFiles)), timeline.Document(drawn(x.Start, pictureFiles), "Start of "+img.Ref)
 	}
 	switch {
 	case img.LocalFiles == img.Files:
@@ -122,4 +129,48 @@ func (a *Agent) explainVolume(ctx context.Context, name string) (api.Explanation
 
 func nonEmpty(list ...string) []string {
 	return slices.DeleteFunc(list, func(s string) bool { return s == "" })
+}
+
+// drawn returns at most the number most of files of a start in the form in which they are drawn
+// and reported.
+func drawn(s *starts.Start, most int) *fleet.Start {
+	out := &fleet.Start{Began: s.Began.UTC(), Over: s.Over}
+	for i := range s.Files {
+		f := &s.Files[i]
+		out.Add(fleet.StartFile{Path: f.Path, From: f.From, Wanted: f.Wanted, Asked: f.Asked, Here: f.Here}, most)
+	}
+	return out
+}
+
+// explainStart describes the last start of an image, and how good its prediction was.
+func explainStart(s *starts.Start, say func(format string, args ...any)) {
+	from := map[string]int{}
+	for i := range s.Files {
+		if f := s.Files[i].From; f != "" {
+			from[f]++
+		}
+	}
+	var parts []string
+	for _, o := range []string{"own", "series", "closure", "vote", "sibling"} {
+		if from[o] > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", from[o], o))
+		}
+	}
+	if len(parts) == 0 {
+		parts = []string{"none"}
+	}
+	say("Files that the last start expected: %s.", strings.Join(parts, ", "))
+	if s.Donor != "" {
+		say("They were inherited from %s, the likest image of the repository.", s.Donor)
+	}
+	q := &s.Quality
+	switch {
+	case !s.Over:
+		say("The start is under way: %d of the %d files were wanted so far.", q.Hit, q.Predicted)
+	case !s.Watched:
+		say("Not all opens of that start could be seen, so it is not known how good the prediction was; %d files were missing in it.", q.Missed)
+	default:
+		say("Of the %d files of %d bytes %d of %d bytes were wanted, a precision of %.0f %%; %d files of %d bytes were wanted besides; %d bytes came in vain.",
+			q.Predicted, q.PredictedBytes, q.Hit, q.HitBytes, 100*q.Precision(), q.Missed, q.MissedBytes, q.WastedBytes)
+	}
 }

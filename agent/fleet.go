@@ -4,6 +4,7 @@ import (
 	"context"
 	"hash/fnv"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"time"
@@ -30,7 +31,8 @@ const lookEvery = 5 * time.Second
 func (a *Agent) tellRegistries(ctx context.Context) {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
-	spared := map[string]time.Time{} // by source: the end of the pause
+	spared := map[string]time.Time{}    // by source: the end of the pause
+	reported := map[string]startState{} // by chain
 	var told time.Time
 	var before uint64
 	for {
@@ -42,7 +44,8 @@ func (a *Agent) tellRegistries(ctx context.Context) {
 		st, _ := a.files.Summary()
 		running := a.containers(st)
 		if now := fingerprint(running); now != before || time.Since(told) >= fleet.Interval {
-			a.tellAll(ctx, &st, running, spared)
+			maps.DeleteFunc(reported, func(chain string, _ startState) bool { return len(running[chain]) == 0 })
+			a.tellAll(ctx, &st, running, spared, reported)
 			told, before = time.Now(), now
 		}
 	}
@@ -62,8 +65,8 @@ func fingerprint(running map[string][]fleet.Container) (sum uint64) {
 }
 
 // tellAll reports each image to the first of its sources that accepts the report. spared
-// holds the sources that are skipped, and until when.
-func (a *Agent) tellAll(ctx context.Context, st *gearfs.Status, running map[string][]fleet.Container, spared map[string]time.Time) {
+// holds the sources that are skipped, and until when. reported holds what was reported of starts.
+func (a *Agent) tellAll(ctx context.Context, st *gearfs.Status, running map[string][]fleet.Container, spared map[string]time.Time, reported map[string]startState) {
 	node, err := os.Hostname()
 	if err != nil {
 		a.log.Debug("reports to registries", "err", err)
@@ -79,8 +82,37 @@ func (a *Agent) tellAll(ctx context.Context, st *gearfs.Status, running map[stri
 			CacheBytes: st.Cache.Bytes, CacheLimit: int64(a.cfg.Cache.MaxBytes), Image: img.Ref,
 			Files: img.Files, LocalFiles: img.LocalFiles, Bytes: img.Bytes, LocalBytes: img.LocalBytes,
 			Mode: string(img.Decision.Mode), Background: img.Background, Complete: img.Complete, Opens: img.Opens, Errors: img.Errors, Containers: containers}
-		a.tellOne(ctx, img.Sources, &r, spared)
+		if a.peers != nil {
+			moved := a.peers.Moved()
+			r.PeerBytes, r.RegistryBytes, r.SentBytes = moved.FromPeers, moved.FromRegistry, moved.Sent
+		}
+		now, runs := time.Now(), fingerprint(map[string][]fleet.Container{img.Chain: containers})
+		if reported[img.Chain].due(runs, now) {
+			if s, err := a.files.Start(img.Chain); err == nil && s != nil {
+				r.Start = drawn(s, fleet.MaxStartFiles)
+			}
+		}
+		if a.tellOne(ctx, img.Sources, &r, spared) && r.Start != nil {
+			reported[img.Chain] = startState{now, runs, r.Start.Over || now.Sub(r.Start.Began) > startPatience}
+		}
 	}
+}
+
+// startPatience is how long a start may go on without its end being known.
+const startPatience = 2 * time.Minute
+
+// startState is what was reported of the start of an image: when, the fingerprint of its
+// containers, and whether the start was over.
+type startState struct {
+	at   time.Time
+	runs uint64
+	over bool
+}
+
+// due reports whether a start is to be reported now. It changes while it is not over, and when a
+// container starts. A registry that restarted has forgotten it.
+func (s startState) due(runs uint64, now time.Time) bool {
+	return !s.over || s.runs != runs || now.Sub(s.at) >= fleet.Lifetime
 }
 
 // countFiles fills in how much of an image is on the node. It returns false if the image
@@ -95,8 +127,9 @@ func (a *Agent) countFiles(img *gearfs.ImageStatus) (ok bool) {
 	return err == nil
 }
 
-// tellOne sends a report to the first of an image's sources that accepts it.
-func (a *Agent) tellOne(ctx context.Context, sources []gearfs.SourceRef, r *fleet.Report, spared map[string]time.Time) {
+// tellOne sends a report to the first of an image's sources that accepts it. It returns false if
+// none did.
+func (a *Agent) tellOne(ctx context.Context, sources []gearfs.SourceRef, r *fleet.Report, spared map[string]time.Time) bool {
 	for _, ref := range sources {
 		if time.Now().Before(spared[ref.String()]) {
 			continue
@@ -104,13 +137,14 @@ func (a *Agent) tellOne(ctx context.Context, sources []gearfs.SourceRef, r *flee
 		r.Manifest = ref.Manifest
 		err := a.tell(ctx, ref, r)
 		if err == nil {
-			return // the others are mirrors
+			return true // the others are mirrors
 		}
 		if oci.HasCode(err, oci.CodeUnsupported, oci.CodeNameUnknown, oci.CodeDenied, oci.CodeUnauthorized) {
 			spared[ref.String()] = time.Now().Add(unwanted)
 		}
 		a.log.Debug("report to a registry", "image", r.Image, "source", ref, "err", err)
 	}
+	return false
 }
 
 // tellPatience bounds the time for one report.

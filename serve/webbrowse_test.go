@@ -59,7 +59,7 @@ func (s *instance) pushApp(repo, tag, config string, layers ...string) string {
 // page returns a page that must exist.
 func (s *instance) page(path string, edits ...func(*http.Request)) string {
 	s.t.Helper()
-	return s.want(http.StatusOK, "GET", "/ui/"+path, "", edits...).body
+	return whole(s.want(http.StatusOK, "GET", "/ui/"+path, "", edits...).body)
 }
 
 // shows fails the test unless a page contains all texts.

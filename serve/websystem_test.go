@@ -30,13 +30,16 @@ func (s *instance) act(path, form, want string) {
 	}
 }
 
+// whole returns a page without the places at which a line may end within a name.
+func whole(page string) string { return strings.ReplaceAll(page, "<wbr>", "") }
+
 // holds polls a page until it contains all texts.
 func (s *instance) holds(path string, texts ...string) {
 	s.t.Helper()
 	for _, want := range texts {
 		var body string
 		for deadline := time.Now().Add(patience); ; pause() {
-			body = html.UnescapeString(s.want(http.StatusOK, "GET", path, "").body)
+			body = html.UnescapeString(whole(s.want(http.StatusOK, "GET", path, "").body))
 			if strings.Contains(body, want) {
 				break
 			}

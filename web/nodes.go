@@ -14,6 +14,8 @@ import (
 type Nodes interface {
 	// Nodes returns the current reports, by name.
 	Nodes() []fleet.Node
+	// Starts returns at most n of the last starts of an image, the newest first.
+	Starts(repo string, manifests []string, n int) []fleet.Image
 }
 
 // nodesPage is how many nodes, or images of a node, are listed on a page.

@@ -106,8 +106,8 @@ func TestSystemSpeed(t *testing.T) {
 		}
 	}
 	_, s := open(t, &Options{System: System{Storage: &stored{survey: v}, Nodes: book}}, timing{})
-	for path, want := range map[string]string{"storage": "app-00049<", "storage?sort=only": "app-09999<", "storage?from=9990": "app-09999<", "storage?from=-1": "app-00000<",
-		"storage?from=99999999999999999999": "By repository", "nodes": "node-0099<", "nodes?last=node-1950": "node-1999<", "nodes?node=node-1000": "lib/app:9"} {
+	for path, want := range map[string]string{"storage": "00049<", "storage?sort=only": "09999<", "storage?from=9990": "09999<", "storage?from=-1": "00000<",
+		"storage?from=99999999999999999999": "By repository", "nodes": "0099<", "nodes?last=node-1950": "1999<", "nodes?node=node-1000": "app:<wbr>9"} {
 		best := time.Hour
 		for range 3 { // other processes may use the processors too
 			began := time.Now()

@@ -173,7 +173,7 @@ func New(o *Options) (*Handler, error) {
 		"tree":    {get: (*request).tree},
 		"diff":    {get: (*request).diff},
 	}
-	h.images = images.New(images.Options{Browse: h.opts.Browse, Files: h.opts.Files, Logger: h.log, Clock: h.opts.Clock, Base: h.render.base})
+	h.images = images.New(images.Options{Starts: h.opts.System.Nodes, Browse: h.opts.Browse, Files: h.opts.Files, Logger: h.log, Clock: h.opts.Clock, Base: h.render.base})
 	h.openSystem()
 	return h, nil
 }

@@ -266,7 +266,7 @@ func (s *swarm) ask(ctx context.Context, m *member, fetch bool, list []want, mov
 	err := m.ask(ctx, grant, fetch, s.registry.limits(sizeOfAll(list)), list, moved, func(i int, b []byte) error {
 		if b != nil {
 			given++
-			s.x.count.fromPeers.Add(float64(len(b)))
+			s.x.count.fromPeers.Add(int64(len(b)))
 		}
 		own = got(i, b)
 		return own
@@ -378,6 +378,6 @@ func (s *swarm) fetchRun(ctx context.Context, inner gearfs.Source, chunks []*cla
 }
 
 func (s *swarm) fromRegistry(c *claim, b []byte) {
-	s.x.count.fromRegistry.Add(float64(len(b)))
+	s.x.count.fromRegistry.Add(int64(len(b)))
 	s.finish(c, b, nil)
 }

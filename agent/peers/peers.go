@@ -111,7 +111,8 @@ const (
 // New returns an exchange that other nodes reach at the listener's port. Share is set with
 // Serve.
 func New(o *Options, port int) (*Exchange, error) {
-	x := &Exchange{opts: *o, log: o.Logger, swarms: map[gearfs.SourceRef]*swarm{}, peers: map[string]*peer{}, signers: map[place]map[string]*signer{}, count: newMeasures()}
+	x := &Exchange{opts: *o, log: o.Logger, swarms: map[gearfs.SourceRef]*swarm{}, peers: map[string]*peer{}, signers: map[place]map[string]*signer{}}
+	x.count.begin()
 	if x.log == nil {
 		x.log = slog.New(slog.DiscardHandler)
 	}
@@ -348,28 +349,43 @@ func placeOf(ref gearfs.SourceRef) place { return place{ref.Registry, ref.Repo} 
 
 // measures are the counters of an exchange.
 type measures struct {
-	from                    *prometheus.CounterVec
-	fromPeers, fromRegistry prometheus.Counter // of from
-	sent, banned, refusals  prometheus.Counter
+	fromPeers, fromRegistry, sent atomic.Int64 // bytes
+	banned, refusals              prometheus.Counter
 }
 
-func newMeasures() measures {
-	m := measures{from: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "slipway_agent_peers_received_bytes_total",
-		Help: "Bytes of content of images that other nodes use, by where they came from: peers or registry."}, []string{"from"})}
-	m.fromPeers, m.fromRegistry = m.from.WithLabelValues("peers"), m.from.WithLabelValues("registry")
-	m.sent = prometheus.NewCounter(prometheus.CounterOpts{Name: "slipway_agent_peers_sent_bytes_total", Help: "Bytes sent to other nodes."})
+// begin makes the counters that are metrics themselves.
+func (m *measures) begin() {
 	m.banned = prometheus.NewCounter(prometheus.CounterOpts{Name: "slipway_agent_peers_bans_total",
 		Help: "Times that a node was left out for a while, as it lied, stalled or was away."})
 	m.refusals = prometheus.NewCounter(prometheus.CounterOpts{Name: "slipway_agent_peers_refused_requests_total",
 		Help: "Requests of other nodes without a valid grant."})
-	return m
+}
+
+// Moved is how many bytes a node has exchanged since its agent began.
+type Moved struct {
+	// FromPeers and FromRegistry are bytes of content of images that other nodes use. Sent
+	// are bytes for other nodes.
+	FromPeers, FromRegistry, Sent int64
+}
+
+// Moved returns how much was exchanged.
+func (x *Exchange) Moved() Moved {
+	return Moved{x.count.fromPeers.Load(), x.count.fromRegistry.Load(), x.count.sent.Load()}
 }
 
 // Metrics returns the metrics of the exchange.
 func (x *Exchange) Metrics() []prometheus.Collector {
-	return []prometheus.Collector{x.count.from, x.count.sent, x.count.banned, x.count.refusals,
+	received := func(from string, of *atomic.Int64) prometheus.Collector {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "slipway_agent_peers_received_bytes_total", ConstLabels: prometheus.Labels{"from": from},
+			Help: "Bytes of content of images that other nodes use, by where they came from: peers or registry."}, counted(of))
+	}
+	sent := prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "slipway_agent_peers_sent_bytes_total", Help: "Bytes sent to other nodes."}, counted(&x.count.sent))
+	return []prometheus.Collector{received("peers", &x.count.fromPeers), received("registry", &x.count.fromRegistry), sent, x.count.banned, x.count.refusals,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "slipway_agent_peers_known", Help: "Other nodes that are used now."}, x.known)}
 }
+
+// counted returns the value of a counter for a metric.
+func counted(n *atomic.Int64) func() float64 { return func() float64 { return float64(n.Load()) } }
 
 // known counts the nodes of all swarms.
 func (x *Exchange) known() float64 {

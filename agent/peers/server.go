@@ -271,7 +271,7 @@ func (u *upload) write(f *frame) error {
 		return err
 	}
 	u.buf = f.appendHeader(u.buf)
-	u.x.count.sent.Add(float64(frameHeader + len(f.data)))
+	u.x.count.sent.Add(int64(frameHeader + len(f.data)))
 	if len(u.buf)+len(f.data) <= bufferBytes {
 		u.buf = append(u.buf, f.data...)
 		return nil

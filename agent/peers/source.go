@@ -150,7 +150,7 @@ func (o *source) alone(ctx context.Context, files []gear.File, at []int, deliver
 		}
 		err := deliver(i, r)
 		if err == nil {
-			o.s.x.count.fromRegistry.Add(float64(part[k].Size))
+			o.s.x.count.fromRegistry.Add(part[k].Size)
 			o.s.settle(nil, claims[from[k]:from[k+1]]...)
 		}
 		return err
@@ -359,7 +359,7 @@ func (r *directReader) Read(p []byte) (int, error) {
 	}
 	n, err := r.ReadCloser.Read(p[:min(int64(len(p)), gear.ChunkSize-r.read%gear.ChunkSize)])
 	r.read += int64(n)
-	r.s.x.count.fromRegistry.Add(float64(n))
+	r.s.x.count.fromRegistry.Add(int64(n))
 	return n, err
 }
 

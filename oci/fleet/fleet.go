@@ -64,6 +64,15 @@ type Report struct {
 	Opens      int64       `json:"opens"`
 	Errors     int64       `json:"errors"`
 	Containers []Container `json:"containers,omitempty"`
+	// PeerBytes and RegistryBytes count the bytes of content that the node received from
+	// other nodes and from registries since the agent began, of images that other nodes
+	// use. SentBytes counts the bytes that it sent to other nodes. They are of all images.
+	PeerBytes     int64 `json:"peer_bytes,omitempty"`
+	RegistryBytes int64 `json:"registry_bytes,omitempty"`
+	SentBytes     int64 `json:"sent_bytes,omitempty"`
+	// Start is the last start of the image. A report without one leaves the start of the
+	// report before it.
+	Start *Start `json:"start,omitempty"`
 }
 
 // Container runs from an image.
@@ -79,7 +88,7 @@ func (r *Report) check() error {
 		texts = append(texts, r.Containers[i].ID)
 	}
 	for _, s := range texts {
-		if len(s) > maxText || strings.ContainsFunc(s, func(c rune) bool { return c < ' ' || c == 0x7f }) {
+		if len(s) > maxText || strings.ContainsFunc(s, control) {
 			return fmt.Errorf("%.40q... is too long or no text", s)
 		}
 	}
@@ -88,16 +97,24 @@ func (r *Report) check() error {
 		return fmt.Errorf("a report names its node and its image")
 	case len(r.Containers) > maxContainers:
 		return fmt.Errorf("a report has at most %d containers", maxContainers)
-	case r.Files < 0 || r.LocalFiles < 0 || r.Bytes < 0 || r.LocalBytes < 0 || r.CacheBytes < 0 || r.CacheLimit < 0 || r.Opens < 0 || r.Errors < 0:
+	case r.Files < 0 || r.LocalFiles < 0 || r.Bytes < 0 || r.LocalBytes < 0 || r.CacheBytes < 0 || r.CacheLimit < 0 || r.Opens < 0 || r.Errors < 0 ||
+		r.PeerBytes < 0 || r.RegistryBytes < 0 || r.SentBytes < 0:
 		return fmt.Errorf("a report counts from 0 on")
+	case r.Start != nil:
+		return r.Start.check()
 	}
 	return nil
 }
+
+// control reports whether a character is a control character of ASCII.
+func control(c rune) bool { return c < ' ' || c == 0x7f }
 
 // Node is what one node reported recently.
 type Node struct {
 	Name, Version, Tier    string
 	CacheBytes, CacheLimit int64
+	// PeerBytes, RegistryBytes and SentBytes are those of the last report.
+	PeerBytes, RegistryBytes, SentBytes int64
 	// Seen is when the node's last report came.
 	Seen time.Time
 	// Images by name.
@@ -118,14 +135,15 @@ type Book struct {
 
 	mu      sync.Mutex
 	reports map[key]Image
-	bytes   int // of all reports
+	bytes   int // of all reports without their starts
+	starts  int // bytes of all starts
 	// clients holds the load of each client. owners holds the client of each node.
 	clients map[string]load
 	owners  map[string]owner
 }
 
 // load is what a client has in a book.
-type load struct{ reports, bytes int }
+type load struct{ reports, bytes, starts int }
 
 // owner is the client that sent a node's reports, and how many there are.
 type owner struct {
@@ -164,7 +182,13 @@ func (b *Book) Add(client, repo string, r *Report) error {
 			return fmt.Errorf("there is no room for more: %d images of nodes are reported already", len(b.reports))
 		}
 	}
+	if old, known := b.reports[k]; known && i.Start == nil && old.Manifest == i.Manifest {
+		i.Start = old.Start
+	}
 	b.drop(k)
+	if own, n := b.clients[client].starts, i.Start.bytes(); n > 0 && (b.starts+n > maxStartBytes || own+n > maxStartBytes/maxShare) {
+		i.Start = nil
+	}
 	b.reports[k] = i
 	b.count(&i, 1)
 	return nil
@@ -180,7 +204,8 @@ func (b *Book) foreign(i *Image) bool {
 func (b *Book) count(i *Image, n int) {
 	b.bytes += n * i.bytes()
 	l, o := b.clients[i.client], b.owners[i.Node]
-	l.reports, l.bytes = l.reports+n, l.bytes+n*i.bytes()
+	l.reports, l.bytes, l.starts = l.reports+n, l.bytes+n*i.bytes(), l.starts+n*i.Start.bytes()
+	b.starts += n * i.Start.bytes()
 	o.client, o.reports = i.client, o.reports+n
 	b.clients[i.client], b.owners[i.Node] = l, o
 	if l.reports == 0 {
@@ -211,9 +236,9 @@ func (b *Book) drop(k key) {
 	}
 }
 
-// bytes returns about how much memory a report takes.
+// bytes returns about how much memory a report takes without its start.
 func (i *Image) bytes() int {
-	n := 400 + 2*len(i.Node) + 2*len(i.Repo) + 2*len(i.Report.Image) + len(i.Version) + len(i.Tier) + len(i.Manifest) + len(i.Mode)
+	n := 430 + 2*len(i.Node) + 2*len(i.Repo) + 2*len(i.Report.Image) + len(i.Version) + len(i.Tier) + len(i.Manifest) + len(i.Mode)
 	for k := range i.Containers {
 		n += 48 + len(i.Containers[k].ID)
 	}
@@ -251,6 +276,7 @@ func (b *Book) Nodes() []Node {
 		n.Images = append(n.Images, i)
 		if i.Seen.After(n.Seen) { // of the newest report
 			n.Seen, n.Version, n.Tier, n.CacheBytes, n.CacheLimit = i.Seen, i.Version, i.Tier, i.CacheBytes, i.CacheLimit
+			n.PeerBytes, n.RegistryBytes, n.SentBytes = i.PeerBytes, i.RegistryBytes, i.SentBytes
 		}
 	}
 	return nodes

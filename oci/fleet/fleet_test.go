@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"pgregory.net/rapid"
+
 	"example.org/slipway/oci/fleet"
 )
 
@@ -119,5 +121,131 @@ func TestOneClient(t *testing.T) {
 	now = now.Add(fleet.Lifetime + time.Second)
 	if err := add("bob", "n1", "i"); err != nil {
 		t.Errorf("a node that nobody reports any more has an owner: %v", err)
+	}
+}
+
+// startOf returns a start with a number of files.
+func startOf(files int) *fleet.Start {
+	s := &fleet.Start{Began: time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)}
+	for i := range files {
+		s.Add(fleet.StartFile{Path: fmt.Sprint("usr/lib/", i), From: "own", Wanted: new(time.Duration(i))}, fleet.MaxStartFiles)
+	}
+	return s
+}
+
+// TestStarts checks which starts a book returns, and that a report without a start leaves the last
+// one of the same image.
+func TestStarts(t *testing.T) {
+	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	b := fleet.NewBook(func() time.Time { return now })
+	add := func(node, repo, manifest string, s *fleet.Start) {
+		t.Helper()
+		if err := b.Add("client", repo, &fleet.Report{Node: node, Image: "i", Manifest: manifest, Start: s}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, node := range []string{"a", "b", "c"} {
+		s := startOf(1)
+		s.Began = s.Began.Add(time.Duration(i) * time.Minute)
+		add(node, "team/app", "m", s)
+	}
+	// A start from the future is not newer than one that was reported later.
+	future := startOf(1)
+	future.Began = now.Add(1000 * time.Hour)
+	add("z", "team/future", "m", future)
+	now = now.Add(time.Hour)
+	add("y", "team/future", "m", &fleet.Start{Began: now, Files: startOf(1).Files})
+	now = now.Add(-time.Hour)
+	add("d", "team/other", "m", startOf(1))
+	add("e", "team/app", "other", startOf(1))
+	add("f", "team/app", "m", nil)
+	add("b", "team/app", "m", nil)
+	add("c", "team/app", "new", nil)
+	nodes := func(repo string, n int, manifests ...string) (out string) {
+		for _, i := range b.Starts(repo, manifests, n) {
+			out += i.Node
+		}
+		return out
+	}
+	for _, c := range []struct{ got, want string }{{nodes("team/app", 9, "m"), "ba"}, {nodes("team/app", 1, "m"), "b"}, {nodes("team/app", 9, "x", "other", "m"), "bae"},
+		{nodes("team/app", 9, "new"), ""}, {nodes("team/other", 9, "m"), "d"}, {nodes("team/future", 9, "m"), "yz"}, {nodes("team/app", 9), ""}} {
+		if c.got != c.want {
+			t.Errorf("starts on nodes %q, want %q", c.got, c.want)
+		}
+	}
+	now = now.Add(fleet.Lifetime + time.Second)
+	if got := nodes("team/app", 9, "m"); got != "" {
+		t.Errorf("starts of nodes that said nothing for long: %q", got)
+	}
+}
+
+// TestStartAdd checks that any path becomes one that a report may contain.
+func TestStartAdd(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := &fleet.Start{}
+		most := rapid.IntRange(0, fleet.MaxStartFiles).Draw(t, "most")
+		n := rapid.IntRange(0, 120).Draw(t, "files")
+		path := rapid.OneOf(rapid.String(), rapid.Map(rapid.SliceOf(rapid.Byte()), func(b []byte) string { return string(b) }), rapid.Just(strings.Repeat("ü/", 200)))
+		for range n {
+			s.Add(fleet.StartFile{Path: path.Draw(t, "path"), Here: new(time.Second)}, most)
+		}
+		s.Add(fleet.StartFile{Path: "without an event"}, most)
+		if len(s.Files) != min(n, most) || s.More != max(0, n-most) {
+			t.Fatalf("%d files and %d more, of %d", len(s.Files), s.More, n)
+		}
+		if err := fleet.NewBook(nil).Add("client", "a", &fleet.Report{Node: "n", Image: "i", Start: s}); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestBadStarts checks that a start that no agent would report is refused.
+func TestBadStarts(t *testing.T) {
+	b := fleet.NewBook(nil)
+	file := func(f fleet.StartFile) *fleet.Start { return &fleet.Start{Files: []fleet.StartFile{f}} }
+	for name, s := range map[string]*fleet.Start{
+		"many": {Files: make([]fleet.StartFile, fleet.MaxStartFiles+1)}, "negative": {More: -1},
+		"long": file(fleet.StartFile{Path: strings.Repeat("p", fleet.MaxStartPath+1)}), "line": file(fleet.StartFile{Path: "a\nb"}),
+		"no text": file(fleet.StartFile{Path: "\xff"}), "long reason": file(fleet.StartFile{From: strings.Repeat("f", 17)}),
+		"late": file(fleet.StartFile{Here: new(time.Duration(1 << 62))}), "early": file(fleet.StartFile{Asked: new(time.Duration(-1 << 63))}),
+	} {
+		if err := b.Add("client", "a", &fleet.Report{Node: "n", Image: "i", Start: s}); err == nil {
+			t.Errorf("%s: taken", name)
+		}
+	}
+}
+
+// TestStartsAreBounded checks that starts take no more memory than they may, and that a report counts
+// also if its start has no room.
+func TestStartsAreBounded(t *testing.T) {
+	b := fleet.NewBook(nil)
+	s := startOf(0)
+	for range fleet.MaxStartFiles {
+		s.Add(fleet.StartFile{Path: strings.Repeat("p", fleet.MaxStartPath), Here: new(time.Second)}, fleet.MaxStartFiles)
+	}
+	kept := func(client string, n int) int {
+		for i := range n {
+			if err := b.Add(client, client, &fleet.Report{Node: fmt.Sprint(client, i), Image: "i", Manifest: "m", Start: s}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return len(b.Starts(client, []string{"m"}, n))
+	}
+	const size = fleet.MaxStartFiles * fleet.MaxStartPath
+	first, second, third := kept("mallory", 2000), kept("alice", 100), kept("bob", 2000)
+	if first*size > 8<<20 || first == 0 || (first+second+third)*size > 16<<20 {
+		t.Errorf("%d, %d and %d starts of %d bytes are kept", first, second, third, size)
+	}
+	if second != 100 {
+		t.Errorf("one client keeps the starts of others out: %d of 100 are kept", second)
+	}
+	if n := len(b.Nodes()); n != 4100 {
+		t.Errorf("%d nodes are known, want 4100", n)
+	}
+	// What is replaced makes room.
+	for range 3 {
+		if n := kept("alice", 100); n != 100 {
+			t.Errorf("%d of 100 starts are kept when they are reported again", n)
+		}
 	}
 }

@@ -23,7 +23,7 @@ func TestTreeMemory(t *testing.T) {
 	h := open(t, s, nil)
 	one := images.Layer(t, images.File("a", "a"))
 	s.Push("lib/app", "often", "{}", slices.Repeat([]*gear.Index{one}, 64)...)
-	holds(t, h, "/ui/tree/lib/app:often", "1 B, in 1 entries")
+	holds(t, h, "/ui/tree/lib/app:often", "1 B, in 1 entry")
 	if s.Looks != 1 {
 		t.Errorf("a layer was read %d times", s.Looks)
 	}

@@ -93,6 +93,7 @@ type imageData struct {
 	Chart      *documents.Chart
 	ChartFiles documents.ChartFiles
 	Document   *documents.Document
+	Starts     []start
 	MayDelete  bool
 }
 
@@ -143,6 +144,7 @@ func (q *request) describe(d *imageData) (err error) {
 		return err
 	}
 	d.ManifestBytes = int64(len(d.Manifest.Content))
+	d.Starts = q.starts(d)
 	d.JSON, d.JSONCut = pretty(d.Manifest.Content)
 	d.Commands = q.commands(d)
 	return nil

@@ -17,6 +17,7 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/fleet"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/browse"
 	"example.org/slipway/registry/catalog/gearfacts"
@@ -69,9 +70,18 @@ type Files interface {
 	Converts(repo string) bool
 }
 
-// Options are the options of New. Only Files may be missing.
+// Starts knows how containers of images started on nodes. *fleet.Book implements it.
+type Starts interface {
+	// Starts returns at most n of the last starts of an image of a repository, the newest
+	// first. The image is that of one of some manifests.
+	Starts(repo string, manifests []string, n int) []fleet.Image
+}
+
+// Options are the options of New. Files and Starts may be missing.
 type Options struct {
 	Browse Browse
+	// Starts knows how images started on nodes. If it is nil, no starts are shown.
+	Starts Starts
 	// Files gives access to the files of images. If it is nil, no files are shown.
 	Files  Files
 	Logger *slog.Logger

@@ -81,7 +81,7 @@ func TestTree(t *testing.T) {
 	if _, raw := getRaw(h, "/ui/tree/lib/app:v2?path=srv"); strings.Contains(raw, "<script>alert") || strings.Contains(body, "\u202e") {
 		t.Error("a name is not escaped")
 	}
-	holds(t, h, "/ui/tree/lib/app:v2?q=DAT", "1 names hold", "srv/data")
+	holds(t, h, "/ui/tree/lib/app:v2?q=DAT", "1 name holds", "srv/data")
 	holds(t, h, "/ui/tree/lib/app:v2?q=srv/d", "srv/data")
 	holds(t, h, "/ui/tree/lib/app:v2?q=nothing-like-it", "Nothing has this name")
 	if s.Looks != 2 {
@@ -157,7 +157,7 @@ func TestDiff(t *testing.T) {
 	changed := images.Layer(t, rootfs.Entry{Path: "a", Type: rootfs.File, Mode: 0o755, UID: 5, Link: "x"}, rootfs.Entry{Path: "b", Type: rootfs.Symlink, Link: "y", Mode: 0o777}, rootfs.Entry{Path: "c", Type: rootfs.File, Mode: 0o644, Sec: 99, Link: "c"}, images.File("d", "d"))
 	s.Push("lib/two", "1", "{}", images.Layer(t, images.File("a", "x"), rootfs.Entry{Path: "b", Type: rootfs.Symlink, Link: "x", Mode: 0o777}, images.File("c", "c"), rootfs.Entry{Path: "d", Type: rootfs.Dir, Mode: 0o755}, images.File("d/e", "e")))
 	s.Push("lib/two", "2", "{}", changed)
-	body := holds(t, h, "/ui/diff/lib/two?from=1&to=2", "mode 0644, now 0755", "owner 0:0, now 5:0", "link to x, now to y", "directory is now file", "1 differ in their time only")
+	body := holds(t, h, "/ui/diff/lib/two?from=1&to=2", "mode 0644, now 0755", "owner 0:0, now 5:0", "link to x, now to y", "directory is now file", "1 differs in its time only")
 	if strings.Contains(body, "touched") {
 		t.Error("what only the time of which changed is shown")
 	}

@@ -12,6 +12,10 @@ type NodeRow struct {
 	Containers, Lazy, Fetching int
 	// Share is the share of the node's cache that is in use, or -1 without a limit.
 	Share float64
+	// Shares reports that the node exchanges files with others. Saved is the share that came
+	// from other nodes of what it received.
+	Shares bool
+	Saved  float64
 }
 
 // NodeImage is a row for an image on a node.
@@ -30,6 +34,8 @@ func NewNodeRow(n fleet.Node) NodeRow {
 	if n.CacheLimit > 0 {
 		r.Share = format.Share(n.CacheBytes, n.CacheLimit)
 	}
+	r.Shares = n.PeerBytes+n.RegistryBytes+n.SentBytes > 0
+	r.Saved = format.Share(n.PeerBytes/2, n.PeerBytes/2+n.RegistryBytes/2)
 	for i := range n.Images {
 		r.Containers += len(n.Images[i].Containers)
 		if !n.Images[i].Complete {
