@@ -8,6 +8,7 @@ func gearBoard() *Board {
 	gearConversion(l)
 	agentWork(l)
 	agentFetches(l)
+	agentPeers(l)
 	agentCache(l)
 	agentProcess(l)
 	return l.done()
@@ -69,6 +70,26 @@ func agentFetches(l *builder) {
 		query{sum("slipway_agent_warm_orders{@agent}", "instance", "state"), "{{instance}} {{state}}"})
 	l.graph("Wrong contents", "From registries, in an hour", plain,
 		query{"sum by (instance) (increase(slipway_agent_source_lies_total{@agent}[1h]))", "{{instance}}"})
+}
+
+func agentPeers(l *builder) {
+	l.row("Nodes: files from other nodes")
+	l.graph("Received", "Content of images that other nodes use", bytesPerSec,
+		query{rate("slipway_agent_peers_received_bytes_total{@agent}", "instance", "from"), "{{instance}} from {{from}}"})
+	l.share("Spared the registry", "Share of these bytes that came from other nodes, since the agents began",
+		query{over(`sum(slipway_agent_peers_received_bytes_total{@agent,from="peers"})`, "sum(slipway_agent_peers_received_bytes_total{@agent})"), "share"})
+	l.graph("Sent to other nodes", "", bytesPerSec,
+		query{rate("slipway_agent_peers_sent_bytes_total{@agent}", "instance"), "{{instance}}"})
+	l.graph("Other nodes in use", "", plain,
+		query{sum("slipway_agent_peers_known{@agent}", "instance"), "{{instance}}"})
+	l.graph("Nodes left out", "As they lied, stalled or were away, in an hour", plain,
+		query{"sum by (instance) (increase(slipway_agent_peers_bans_total{@agent}[1h]))", "{{instance}}"})
+	l.graph("Refused requests", "Of other nodes without a valid grant", perSecond,
+		query{rate("slipway_agent_peers_refused_requests_total{@agent}", "instance"), "{{instance}}"})
+	l.graph("Introduced by registries", "Images of nodes that other nodes are told of", plain,
+		query{sum("slipway_peers_announced_images{@server}", "instance"), "{{instance}}"})
+	l.graph("Announcements", "At registries, by outcome", perSecond,
+		query{rate("slipway_peers_announcements_total{@server}", "instance", "outcome"), "{{instance}} {{outcome}}"})
 }
 
 func agentCache(l *builder) {
