@@ -14,7 +14,8 @@
 #   SLIPWAY_TRACES    directory of a real sample to simulate caches on, default ../shared/traces if
 #                     there is one
 #
-# The raw figures of each suite are in bin. A part that cannot run here is named at the end, and
+# The raw figures of each suite are in bin. What the report shows of them is kept in
+# docs/reproduction, one file for each part, to be committed with the report. A part that cannot run here is named at the end, and
 # does not keep the others from running.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -26,6 +27,6 @@ if [ -d "$top/../shared/traces" ]; then
 fi
 if [ $# -eq 0 ]; then
 	mkdir -p "$top/bin"
-	set -- -only "${ONLY:-}" -raw "$top/bin" -doc "$top/docs/reproduction.md" -img "$top/docs/img" -html "$top/bin/reproduction.html"
+	set -- -only "${ONLY:-}" -raw "$top/bin" -figures "$top/docs/reproduction" -doc "$top/docs/reproduction.md" -img "$top/docs/img" -html "$top/bin/reproduction.html"
 fi
 benchmark reproduce reproduce '' '' "$@"

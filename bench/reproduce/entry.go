@@ -161,9 +161,9 @@ type judged struct {
 	verdict  Verdict
 }
 
-// judge compares an entry with the raw figures.
-func (e *Entry) judge(r *Raw) *judged {
-	j := &judged{Entry: e, found: e.Read(r), verdicts: make([]Verdict, len(e.Claims))}
+// judge compares an entry with what was found, which is nil if nothing was measured.
+func (e *Entry) judge(found *Finding) *judged {
+	j := &judged{Entry: e, found: found, verdicts: make([]Verdict, len(e.Claims))}
 	for i := range e.Claims {
 		if j.found != nil {
 			j.verdicts[i] = e.Claims[i].Verdict(j.found.Values[e.Claims[i].Name])

@@ -120,7 +120,7 @@ func TestEntryVerdict(t *testing.T) {
 			}
 			return f
 		}
-		if got := e.judge(nil).verdict; got != c.want {
+		if got := e.judge(e.Read(nil)).verdict; got != c.want {
 			t.Errorf("%v is %s, want %s", c.values, got, c.want)
 		}
 	}
@@ -141,7 +141,7 @@ func TestNotRun(t *testing.T) {
 	if diff := cmp.Diff(empty(), raw); diff != "" {
 		t.Errorf("an empty directory (-want +got):\n%s", diff)
 	}
-	r := newReport(raw)
+	r := newReport(found(raw, nil))
 	text := r.markdown()
 	for _, j := range r.Entries {
 		if j.verdict != NotRun || len(j.pictures()) > 0 {
@@ -299,7 +299,7 @@ func TestReport(t *testing.T) {
 	if diff := cmp.Diff(want, raw); diff != "" {
 		t.Errorf("raw figures (-written +read):\n%s", diff)
 	}
-	r := newReport(raw)
+	r := newReport(found(raw, nil))
 	for _, j := range r.Entries {
 		if j.verdict == NotRun {
 			t.Errorf("%s is not run", j.ID())
@@ -412,7 +412,7 @@ func TestOwnParts(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, e := range fast18Entries() {
-		j := e.judge(raw)
+		j := e.judge(e.Read(raw))
 		if e.Part == "fig16" {
 			continue
 		}

@@ -3,7 +3,7 @@
 //
 // Most parts are measured by other suites, which keep their raw figures as JSON in one directory.
 // This suite runs them one by one, measures what concerns traces itself, and reads the raw figures of
-// all. What was not run is in the report as well, with the command that runs it.
+// all. What the report shows of them is kept in the repository, so that a later report has it too. What was not run is in the report as well, with the command that runs it.
 package reproduce
 
 import (
@@ -23,6 +23,7 @@ import (
 type options struct {
 	binary, ceph      string
 	only, raw, dir    string
+	figures           string
 	doc, images, page string
 	commit, traces    string
 	quick             bool
@@ -41,6 +42,7 @@ func parse(args []string, others []measure.Suite) (*options, error) {
 	fl := flag.NewFlagSet("bench reproduce", flag.ContinueOnError)
 	fl.StringVar(&o.only, "only", "", "`names` of the parts to measure, separated by commas, or report to measure nothing (default all, one after the other): "+strings.Join(names, ","))
 	fl.StringVar(&o.raw, "raw", "bin", "`directory` of the raw figures")
+	fl.StringVar(&o.figures, "figures", "", "`directory` of the figures that are kept of each part: the report completes them, and has what earlier runs left there (default: none are kept)")
 	fl.StringVar(&o.doc, "doc", "", "Markdown `file` to write the report into, between its marks (default: print it)")
 	fl.StringVar(&o.images, "img", "", "`directory` for the pictures")
 	fl.StringVar(&o.page, "html", "", "HTML `file` to write the report into")
@@ -156,13 +158,23 @@ func marks() measure.Marks {
 	}
 }
 
-// report reads all raw figures and writes the report.
+// report reads all raw figures and those that are kept, and writes the report.
 func (o *options) report() error {
 	raw, err := readRaw(o.raw)
 	if err != nil {
 		return err
 	}
-	r := newReport(raw)
+	kept, err := readFigures(o.figures)
+	if err != nil {
+		return err
+	}
+	all := found(raw, kept)
+	if o.figures != "" {
+		if err := all.write(o.figures, Entries()); err != nil {
+			return fmt.Errorf("keep figures: %w", err)
+		}
+	}
+	r := newReport(all)
 	if o.images != "" {
 		if err := r.writePictures(o.images); err != nil {
 			return fmt.Errorf("write pictures: %w", err)

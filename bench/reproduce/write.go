@@ -135,10 +135,10 @@ type report struct {
 }
 
 // newReport judges all entries.
-func newReport(r *Raw) *report {
+func newReport(f figures) *report {
 	out := &report{Papers: Papers(), Limits: Limits()}
 	for _, e := range Entries() {
-		out.Entries = append(out.Entries, e.judge(r))
+		out.Entries = append(out.Entries, e.judge(f[e.ID()]))
 	}
 	return out
 }
