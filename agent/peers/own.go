@@ -110,7 +110,7 @@ func (s *swarm) claimAll(list []want, upload bool) []*claim {
 			}
 		}
 	}
-	if !s.x.goWork(func() { s.fetch(fresh); fetched() }) {
+	if !s.x.goWork(func() { s.fetch(fresh, upload); fetched() }) {
 		s.settle(context.Canceled, fresh...)
 		fetched()
 	}
@@ -184,23 +184,39 @@ func (s *swarm) endLocked(c *claim, b []byte, err error) {
 }
 
 // fetch fetches claimed pieces: from nodes that have all files, else from the registry, else
-// from whoever has them.
-func (s *swarm) fetch(list []*claim) {
+// from whoever has them. A piece that another node asked for comes from the node whose piece
+// it is: the other one knows fewer nodes, or has left the owner out.
+func (s *swarm) fetch(list []*claim, upload bool) {
 	ctx, cancel := context.WithTimeout(s.ctx, claimTime)
 	defer cancel()
+	type way struct {
+		m   *member // nil for the registry
+		get bool    // what the node does not have yet, too
+	}
 	p := s.plan(time.Now())
-	by := map[*member][]*claim{}
+	by := map[way][]*claim{}
 	for _, c := range list {
-		if m := p.holder(c.piece); m != nil {
-			by[m] = append(by[m], c)
+		w := way{m: p.holder(c.piece)}
+		if w.m == nil && upload {
+			w.m = p.first(c.piece)
+			w.get = w.m != nil
 		}
+		by[w] = append(by[w], c)
 	}
 	var wg sync.WaitGroup
-	for m, part := range by {
-		wg.Go(func() { s.askFor(ctx, m, part) })
+	for w, part := range by {
+		wg.Go(func() {
+			if w.m != nil {
+				s.askFor(ctx, w.m, w.get, part)
+			}
+			s.fetchLeft(ctx, unfinished(part))
+		})
 	}
 	wg.Wait()
-	left := unfinished(list)
+}
+
+// fetchLeft fetches claimed pieces from the registry, or, while it fails, from whoever has them.
+func (s *swarm) fetchLeft(ctx context.Context, left []*claim) {
 	if len(left) == 0 {
 		return
 	}
@@ -228,7 +244,7 @@ func (s *swarm) askAnybody(ctx context.Context, left []*claim) []*claim {
 		if left = unfinished(left); len(left) == 0 || i >= lastResort || ctx.Err() != nil {
 			break
 		}
-		s.askFor(ctx, m, left)
+		s.askFor(ctx, m, false, left)
 	}
 	return unfinished(left)
 }
@@ -237,8 +253,8 @@ func unfinished(list []*claim) []*claim {
 	return slices.DeleteFunc(slices.Clone(list), func(c *claim) bool { return !c.open() })
 }
 
-// askFor asks a node for claimed pieces that it has already.
-func (s *swarm) askFor(ctx context.Context, m *member, list []*claim) {
+// askFor asks a node for claimed pieces that it has already, or that it gets if get is true.
+func (s *swarm) askFor(ctx context.Context, m *member, get bool, list []*claim) {
 	wants := make([]want, len(list))
 	for i, c := range list {
 		wants[i] = c.want
@@ -246,7 +262,7 @@ func (s *swarm) askFor(ctx context.Context, m *member, list []*claim) {
 	for part := range slices.Chunk(wants, askPieces) {
 		at := list[:len(part)]
 		list = list[len(part):]
-		_ = s.ask(ctx, m, false, part, func(int) {}, func(i int, b []byte) error {
+		_ = s.ask(ctx, m, get, part, func(int) {}, func(i int, b []byte) error {
 			if b != nil {
 				s.finish(at[i], b, nil)
 			}

@@ -89,14 +89,14 @@ func TestGrantsEnd(t *testing.T) {
 }
 
 // TestOwners checks that nodes that know each other agree on the owner of each piece, that owners
-// have about equal shares, and that a node that comes changes few owners of files.
+// have about equal shares, and that a node that comes or is left out changes few owners.
 func TestOwners(t *testing.T) {
 	const nodes, files, chunks = 20, 4000, 400
 	keys := make([]peering.Key, nodes+1)
 	for i := range keys {
 		keys[i] = sha256.Sum256(fmt.Append(nil, "node", i))
 	}
-	planOf := func(self int, n int) *plan {
+	known := func(self int, n int) *plan {
 		p := &plan{self: keys[self]}
 		for i := range n {
 			if i != self {
@@ -121,23 +121,26 @@ func TestOwners(t *testing.T) {
 	}
 	count, moved := map[peering.Key]int{}, 0
 	for _, of := range pieces {
-		want := ownerOf(planOf(0, nodes), of)
+		want := ownerOf(known(0, nodes), of)
 		count[want]++
 		for self := 1; self < nodes; self += 6 {
-			if got := ownerOf(planOf(self, nodes), of); got != want {
+			if got := ownerOf(known(self, nodes), of); got != want {
 				t.Fatalf("piece %x %d: node 0 says %v, node %d says %v", of.name[:4], of.chunk, want, self, got)
 			}
 		}
-		if of.chunk == whole && ownerOf(planOf(0, nodes+1), of) != want {
+		if ownerOf(known(0, nodes+1), of) != want {
 			moved++
+		}
+		if got := ownerOf(known(0, nodes-1), of); want != keys[nodes-1] && got != want {
+			t.Fatalf("without another node, piece %x %d is not its owner's", of.name[:4], of.chunk)
 		}
 	}
 	const share = (files + chunks) / nodes
 	if least, most := slices.Min(slices.Collect(maps.Values(count))), slices.Max(slices.Collect(maps.Values(count))); len(count) != nodes || least < share/2 || most > share*2 {
 		t.Errorf("%d of %d nodes own between %d and %d of %d pieces", len(count), nodes, least, most, len(pieces))
 	}
-	if moved > 2*files/nodes {
-		t.Errorf("a node that comes changes the owner of %d of %d files", moved, files)
+	if moved > 2*len(pieces)/nodes {
+		t.Errorf("a node that comes changes the owner of %d of %d pieces", moved, len(pieces))
 	}
 }
 

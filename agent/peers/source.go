@@ -208,8 +208,19 @@ func (o *source) small(ctx context.Context, p *plan, list []want, at []int, deli
 // that nobody gave; calls may overlap. moved is told of the bytes that come. It returns when
 // got was called for all pieces, or got or ctx ended it.
 func (s *swarm) gather(ctx context.Context, p *plan, list []want, moved func(int), got func(i int, b []byte) error) {
+	all := make([]int, len(list))
+	for i := range all {
+		all[i] = i
+	}
+	s.spread(ctx, p, true, list, all, moved, got)
+}
+
+// spread is gather for the pieces at some positions. If again is true, what an owner does not
+// give is asked of the next owner once, before the registry. Many nodes ask this one for the
+// same pieces, if their owner has failed.
+func (s *swarm) spread(ctx context.Context, p *plan, again bool, list []want, part []int, moved func(int), got func(int, []byte) error) {
 	by := map[*member][]int{}
-	for i := range list {
+	for _, i := range part {
 		m := p.owner(list[i].piece)
 		by[m] = append(by[m], i)
 	}
@@ -218,6 +229,10 @@ func (s *swarm) gather(ctx context.Context, p *plan, list []want, moved func(int
 		wg.Go(func() {
 			if m != nil {
 				part = s.fromOwner(ctx, m, list, part, moved, got)
+			}
+			if m != nil && again && len(part) > 0 && ctx.Err() == nil {
+				s.spread(ctx, s.without(m, time.Now()), false, list, part, moved, got)
+				return
 			}
 			s.fromHere(ctx, list, part, moved, got)
 		})

@@ -230,8 +230,10 @@ type plan struct {
 	most    bool      // at least half of the nodes have all files
 }
 
-func (s *swarm) plan(now time.Time) *plan {
-	p := &plan{self: s.x.id.key, members: s.members(now)}
+func (s *swarm) plan(now time.Time) *plan { return planOf(s.x.id.key, s.members(now)) }
+
+func planOf(self peering.Key, members []*member) *plan {
+	p := &plan{self: self, members: members}
 	nearest, complete := -1, 0
 	for _, m := range p.members {
 		if !m.complete {
@@ -254,10 +256,15 @@ func (p *plan) owner(of piece) *member {
 	if p.most {
 		return p.holder(of)
 	}
-	seed := binary.BigEndian.Uint64(of.name[:])
-	if of.chunk != whole {
-		return p.turn(seed + uint64(of.chunk))
-	}
+	return p.first(of)
+}
+
+// first returns the node with the highest hash for a piece. The hash depends on the piece and
+// the node alone, so a node that comes, or that another one leaves out, changes the owners of
+// no other pieces. A node passes a request only to one with a higher hash than its own, so
+// requests never go in a circle, even if nodes know different others.
+func (p *plan) first(of piece) *member {
+	seed := binary.BigEndian.Uint64(of.name[:]) ^ mix(uint64(uint32(of.chunk)))
 	var best *member
 	most := mix(seed ^ binary.BigEndian.Uint64(p.self[:]))
 	for _, m := range p.members {
@@ -268,18 +275,9 @@ func (p *plan) owner(of piece) *member {
 	return best
 }
 
-// turn returns the nth node of the swarm, this one included, in the order of their keys.
-// Successive chunks of a file go round, because all nodes fetch a file from its beginning.
-func (p *plan) turn(n uint64) *member {
-	mine, _ := slices.BinarySearchFunc(p.members, p.self, func(m *member, self peering.Key) int { return slices.Compare(m.key[:], self[:]) })
-	i := int(n % uint64(len(p.members)+1))
-	switch {
-	case i < mine:
-		return p.members[i]
-	case i == mine:
-		return nil
-	}
-	return p.members[i-1]
+// without returns the plan of a swarm without a node, which did not give what it was asked for.
+func (s *swarm) without(out *member, now time.Time) *plan {
+	return planOf(s.x.id.key, slices.DeleteFunc(s.members(now), func(m *member) bool { return m.peer == out.peer }))
 }
 
 // holder returns a node that has all files, or nil. Different nodes get different ones.

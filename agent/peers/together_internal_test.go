@@ -1,0 +1,230 @@
+package peers
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"example.org/slipway/gear"
+	"example.org/slipway/node/gearfs"
+	"example.org/slipway/oci/peering"
+)
+
+// contents are files that a registry and other nodes of a test have, by name.
+type contents map[gear.Name][]byte
+
+// files makes n files of a size.
+func (c contents) files(n, size int) (out []gear.File) {
+	for i := range n {
+		b := slices.Concat(fmt.Append(nil, len(c), " ", i, " "), noise(size))[:size]
+		f := gear.File{Name: sha256.Sum256(b), Size: int64(size)}
+		if size >= gear.LargeFile {
+			for chunk := range slices.Chunk(b, gear.ChunkSize) {
+				f.Chunks = append(f.Chunks, sha256.Sum256(chunk))
+			}
+		}
+		c[f.Name], out = b, append(out, f)
+	}
+	return out
+}
+
+// of returns the bytes of a piece.
+func (c contents) of(p piece) []byte {
+	b := c[p.name]
+	if p.chunk == whole {
+		return b
+	}
+	return b[int(p.chunk)*gear.ChunkSize : min(len(b), int(p.chunk+1)*gear.ChunkSize)]
+}
+
+// answer is a node that has everything. It notes what it was asked for.
+func (c contents) answer(asked *sync.Map) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		b, _ := io.ReadAll(r.Body)
+		list, _ := parsePieces(b)
+		for _, p := range list {
+			asked.Store(p, r.Header.Get(fetchHeader))
+			f := frameOf(c.of(p))
+			if _, err := w.Write(append(f.appendHeader(nil), f.data...)); err != nil {
+				return
+			}
+		}
+	}
+}
+
+// registry gives files, and counts their bytes. after is called after each file or chunk.
+type registry struct {
+	gearfs.Source
+	c     contents
+	sent  atomic.Int64
+	after func()
+}
+
+func (r *registry) Fetch(_ context.Context, files []gear.File, deliver func(int, io.Reader) error) error {
+	for i, f := range files {
+		r.sent.Add(f.Size)
+		if err := deliver(i, bytes.NewReader(r.c[f.Name])); err != nil {
+			return err
+		}
+		r.after()
+	}
+	return nil
+}
+
+func (r *registry) Range(_ context.Context, f gear.File, off, n int64, _ bool) (io.ReadCloser, error) {
+	from := bytes.NewReader(r.c[f.Name][off : off+n])
+	return io.NopCloser(readerFunc(func(b []byte) (int, error) {
+		n, err := from.Read(b)
+		r.sent.Add(int64(n))
+		r.after()
+		return n, err
+	})), nil
+}
+
+// knowing makes a swarm know nodes, as an answer of a registry would.
+func (s *swarm) knowing(peers ...*peer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.grant, s.ends, s.known = "grant", time.Now().Add(time.Hour), nil
+	for _, p := range peers {
+		s.known = append(s.known, &member{p, false, 0})
+	}
+	slices.SortFunc(s.known, func(a, b *member) int { return slices.Compare(a.key[:], b.key[:]) })
+}
+
+func wantsOf(files []gear.File) (out []want) {
+	for i := range files {
+		for _, p := range piecesOf(&files[i]) {
+			out = append(out, want{p, &files[i]})
+		}
+	}
+	return out
+}
+
+// TestForward has another node ask this one for pieces that a third node owns. This one gets those
+// from the third, and from the registry only its own.
+func TestForward(t *testing.T) {
+	x := newExchange(t)
+	s := newSwarm(x, gearfs.SourceRef{Registry: "r", Repo: "a"})
+	defer s.stop()
+	c := contents{}
+	list := wantsOf(c.files(60, 1000))
+	r := &registry{c: c, after: func() {}}
+	s.setInner(r)
+	var asked sync.Map
+	s.knowing(play(t, x, c.answer(&asked)))
+	owned, p := 0, s.plan(time.Now())
+	for i, claim := range s.claimAll(list, true) {
+		b, err := claim.wait(t.Context())
+		if err != nil || !bytes.Equal(b, c.of(list[i].piece)) {
+			t.Fatalf("piece %d: %d bytes, error %v", i, len(b), err)
+		}
+		s.release(claim)
+		get, passed := asked.Load(list[i].piece)
+		if others := p.first(list[i].piece) != nil; others != passed || passed && get != "1" {
+			t.Errorf("piece %d is another node's: %v, which was asked for it: %v %v", i, others, passed, get)
+		}
+		if !passed {
+			owned++
+		}
+	}
+	if sent := r.sent.Load(); sent != int64(owned)*1000 || owned == 0 || owned == len(list) {
+		t.Errorf("the registry sent %d bytes for %d of %d pieces", sent, owned, len(list))
+	}
+}
+
+// TestNextOwner has the owner of pieces fail in many ways. The next owner is asked for them, and the
+// registry sends only what this node owns then.
+func TestNextOwner(t *testing.T) {
+	for name, fails := range map[string]http.HandlerFunc{
+		"has nothing": func(w http.ResponseWriter, r *http.Request) {
+			b, _ := io.ReadAll(r.Body)
+			for range len(b) / pieceEntry {
+				_, _ = w.Write(none.appendHeader(nil))
+			}
+		},
+		"breaks off": func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
+		"stalls":     func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() },
+		"lies": func(w http.ResponseWriter, _ *http.Request) {
+			f := &frame{plain, make([]byte, 1000)}
+			_, _ = w.Write(append(f.appendHeader(nil), f.data...))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			x := newExchange(t)
+			s := newSwarm(x, gearfs.SourceRef{Registry: "r", Repo: "a"})
+			defer s.stop()
+			c := contents{}
+			list := wantsOf(c.files(60, 1000))
+			r := &registry{c: c, after: func() {}}
+			s.setInner(r)
+			var asked sync.Map
+			bad, good := play(t, x, fails), play(t, x, c.answer(&asked))
+			s.knowing(bad, good)
+			own, left := int64(0), planOf(x.id.key, []*member{{good, false, 0}})
+			for i := range list {
+				if left.first(list[i].piece) == nil {
+					own++
+				}
+			}
+			var came atomic.Int64
+			s.gather(t.Context(), s.plan(time.Now()), list, func(int) {}, func(i int, b []byte) error {
+				if !bytes.Equal(b, c.of(list[i].piece)) {
+					t.Errorf("piece %d has %d other bytes", i, len(b))
+				}
+				came.Add(1)
+				return nil
+			})
+			if sent := r.sent.Load(); came.Load() != int64(len(list)) || sent != own*1000 {
+				t.Errorf("%d of %d pieces came, and the registry sent %d bytes instead of %d", came.Load(), len(list), sent, own*1000)
+			}
+		})
+	}
+}
+
+// TestNoCircles has nodes that know different others pass on requests. Each request must end at a node
+// that fetches the piece itself.
+func TestNoCircles(t *testing.T) {
+	const nodes, pieces = 20, 500
+	keys := make([]peering.Key, nodes)
+	at := map[peering.Key]int{}
+	for i := range keys {
+		keys[i] = sha256.Sum256(fmt.Append(nil, "node", i))
+		at[keys[i]] = i
+	}
+	plans := make([]*plan, nodes)
+	for i := range plans {
+		var known []*member
+		for j := range keys {
+			if j != i && mix(uint64(i*nodes+j))%3 > 0 {
+				known = append(known, &member{peer: &peer{key: keys[j]}})
+			}
+		}
+		plans[i] = planOf(keys[i], known)
+	}
+	longest := 0
+	for i := range pieces {
+		p := piece{sha256.Sum256(fmt.Append(nil, "file", i/10)), int32(i%10) - 1}
+		for first := range keys {
+			hops := 0
+			for m := plans[first].first(p); m != nil; m = plans[at[m.key]].first(p) {
+				if hops++; hops > nodes {
+					t.Fatalf("a request for piece %d of node %d goes in a circle", i, first)
+				}
+			}
+			longest = max(longest, hops)
+		}
+	}
+	if longest < 2 || longest > 6 {
+		t.Errorf("the longest way of a request has %d steps", longest)
+	}
+}
