@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"example.org/slipway/gear"
@@ -20,6 +21,9 @@ const (
 	dialTimeout = time.Second
 	// progressBytes is how many bytes a node has to send to count as one that sends.
 	progressBytes = 16 << 10
+	// maxStarved bounds how often in a row single connections to a node may starve, as they do
+	// if many share a link. Beyond that, it is a node that stalls.
+	maxStarved = 2 * conns
 	// conns is how many connections to one node there are at most.
 	conns = 8
 	// These are the first bans, by what a node did. Each further one in a row is twice as
@@ -41,6 +45,8 @@ type peer struct {
 	mu      sync.Mutex
 	until   time.Time // banned
 	strikes int
+	sent    time.Time // progress on any connection
+	starved int       // since it answered a request
 }
 
 func newPeer(id *identity, key peering.Key, addr string) *peer {
@@ -72,7 +78,25 @@ func (p *peer) ban(now time.Time, d time.Duration) {
 func (p *peer) served() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.strikes = 0
+	p.strikes, p.starved = 0, 0
+}
+
+// progressed notes that the node has sent something.
+func (p *peer) progressed(now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.sent = now
+}
+
+// stalled returns what is wrong with a node that sent nothing on one connection for a time.
+func (p *peer) stalled(now time.Time, idle time.Duration) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.starved >= maxStarved || now.Sub(p.sent) > idle {
+		return errStall
+	}
+	p.starved++
+	return errStarved
 }
 
 // want is a piece and the file that it belongs to.
@@ -90,6 +114,7 @@ const (
 
 var (
 	errStall   = errors.New("the node sends nothing")
+	errStarved = errors.New("the node sends nothing on this connection, but on others")
 	errRefused = errors.New("the node refuses the grant")
 	errBusy    = errors.New("the node is busy")
 	errEmpty   = errors.New("the node has nothing, although it says that it has everything")
@@ -113,11 +138,23 @@ func (p *peer) ask(ctx context.Context, grant string, fetch bool, l limits, list
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	left, since := l.all, time.Now()
-	idle := time.AfterFunc(min(l.idle, left), func() { cancel(errStall) })
+	var last atomic.Bool // the time for the whole request ends first
+	last.Store(left <= l.idle)
+	idle := time.AfterFunc(min(l.idle, left), func() {
+		if last.Load() {
+			cancel(errStall)
+			return
+		}
+		cancel(p.stalled(time.Now(), l.idle))
+	})
 	defer idle.Stop()
 	// The timer belongs to the goroutine that reads, so that nothing resets it twice. A few
 	// bytes now and then, or pieces that are not given, do not count as progress.
-	again := func() { idle.Reset(max(0, min(l.idle, left-time.Since(since)))) }
+	again := func() {
+		rest := left - time.Since(since)
+		last.Store(rest <= l.idle)
+		idle.Reset(max(0, min(l.idle, rest)))
+	}
 	come, waits, promised := 0, l.coming, l.promised
 	err := p.request(ctx, grant, fetch, list, func() error {
 		// The node waits for the registry, which would not answer this one sooner.
@@ -130,6 +167,7 @@ func (p *peer) ask(ctx context.Context, grant string, fetch bool, l limits, list
 	}, func(n int) {
 		if come += n; come >= progressBytes {
 			come = 0
+			p.progressed(time.Now())
 			again()
 		}
 		moved(n)
@@ -221,6 +259,8 @@ func banFor(err error) time.Duration {
 		return busyBan
 	case errors.Is(err, errStall):
 		return stallBan
+	case errors.Is(err, errStarved):
+		return 0
 	}
 	return deadBan
 }

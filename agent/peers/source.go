@@ -243,6 +243,7 @@ func (s *swarm) spread(ctx context.Context, p *plan, again bool, list []want, pa
 // fromOwner asks a node for the pieces at some positions of a list. It returns the positions
 // of those that the node did not give.
 func (s *swarm) fromOwner(ctx context.Context, m *member, list []want, part []int, moved func(int), got func(int, []byte) error) (left []int) {
+	starved := false
 	for len(part) > 0 {
 		now := part[:min(len(part), askPieces)]
 		wants := make([]want, len(now))
@@ -257,10 +258,15 @@ func (s *swarm) fromOwner(ctx context.Context, m *member, list []want, part []in
 			}
 			return got(now[k], b)
 		})
-		if err != nil {
+		switch {
+		case err == nil:
+			part = part[len(now):]
+		case errors.Is(err, errStarved) && !starved:
+			starved = true // another connection may do better
+			part = part[n:]
+		default:
 			return append(left, part[min(n, len(part)):]...)
 		}
-		part = part[len(now):]
 	}
 	return left
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -188,6 +189,52 @@ func TestNextOwner(t *testing.T) {
 				t.Errorf("%d of %d pieces came, and the registry sent %d bytes instead of %d", came.Load(), len(list), sent, own*1000)
 			}
 		})
+	}
+}
+
+// TestStarved has one connection to a node starve. While the node sends on others, it is asked again
+// and not left out; otherwise, or if that goes on, it is.
+func TestStarved(t *testing.T) {
+	for _, alive := range []bool{true, false} {
+		x := newExchange(t)
+		s := newSwarm(x, gearfs.SourceRef{Registry: "r", Repo: "a"})
+		c := contents{}
+		list := wantsOf(c.files(4, 1000))
+		var asked sync.Map
+		var requests atomic.Int64
+		gives := c.answer(&asked)
+		p := play(t, x, func(w http.ResponseWriter, r *http.Request) {
+			if requests.Add(1) == 1 {
+				<-r.Context().Done()
+				return
+			}
+			gives(w, r)
+		})
+		s.knowing(p)
+		ctx, cancel := context.WithCancel(t.Context())
+		var others sync.WaitGroup
+		if alive {
+			others.Go(func() {
+				for ctx.Err() == nil {
+					p.progressed(time.Now())
+					time.Sleep(10 * time.Millisecond)
+				}
+			})
+		}
+		left := s.fromOwner(t.Context(), s.members(time.Now())[0], list, []int{0, 1, 2, 3}, func(int) {}, func(int, []byte) error { return nil })
+		cancel()
+		others.Wait()
+		if (len(left) == 0) != alive || p.usable(time.Now()) != alive {
+			t.Errorf("the node sends on other connections: %v; %d pieces are left, it is used again: %v", alive, len(left), p.usable(time.Now()))
+		}
+		s.stop()
+	}
+	p, now := &peer{}, time.Now()
+	p.progressed(now)
+	for i := range maxStarved + 1 {
+		if err := p.stalled(now, time.Second); errors.Is(err, errStall) != (i == maxStarved) {
+			t.Errorf("connection %d starves: %v", i, err)
+		}
 	}
 }
 
