@@ -9,6 +9,7 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/node/gearfs"
+	"example.org/slipway/oci/peering"
 )
 
 const (
@@ -57,6 +58,7 @@ func (x *Exchange) serveHTTP(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
+	x.meet(holder, from, now)
 	if !x.doors.enter(holder) {
 		http.Error(w, "busy", http.StatusServiceUnavailable)
 		return
@@ -89,6 +91,18 @@ func (x *Exchange) serveHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	u := &upload{x: x, w: w, rc: rc, ctx: r.Context(), share: share, from: from}
 	_ = u.send(list, r.Header.Get(fetchHeader) != "") // the other node notices
+}
+
+// meet announces young images again if they are used by a node that this one does not know:
+// others are starting them, too.
+func (x *Exchange) meet(holder peering.Key, from func(gearfs.SourceRef) bool, now time.Time) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for ref, s := range x.swarms {
+		if now.Sub(s.made) < meetFor && from(ref) && !s.knows(holder) {
+			s.announceNow()
+		}
+	}
 }
 
 func (x *Exchange) refuse(w http.ResponseWriter) {

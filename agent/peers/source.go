@@ -80,56 +80,79 @@ type result struct {
 	b []byte
 }
 
+// joinBytes is how much of a request to the registry must be left to end it when other nodes
+// become known.
+const joinBytes = 1 << 20
+
+// errJoined ends a request to the registry whose rest comes from other nodes, too.
+var errJoined = errors.New("other nodes are known now")
+
 // Fetch implements [gear.FileSource].
 func (o *source) Fetch(ctx context.Context, files []gear.File, deliver func(int, io.Reader) error) error {
 	o.s.awaitFirst(ctx)
+	at := make([]int, len(files))
+	for i := range at {
+		at[i] = i
+	}
 	p := o.s.plan(time.Now())
 	if len(p.members) == 0 {
-		return o.alone(ctx, files, nil, deliver)
+		left, err := o.alone(ctx, files, at, true, deliver)
+		if len(left) == 0 || !errors.Is(err, errJoined) {
+			return err
+		}
+		p, at = o.s.plan(time.Now()), left
 	}
+	left, err := o.together(ctx, p, files, at, deliver)
+	if err != nil || len(left) == 0 {
+		return err
+	}
+	_, err = o.alone(ctx, files, left, false, deliver)
+	return err
+}
+
+// together fetches the files at some positions with other nodes. It returns the positions of
+// those that nobody gave.
+func (o *source) together(ctx context.Context, p *plan, files []gear.File, at []int, deliver func(int, io.Reader) error) (left []int, err error) {
 	var list []want
-	var at, large []int
-	for i := range files {
+	var small, large []int
+	for _, i := range at {
 		switch f := &files[i]; {
 		case f.Size == 0:
 			if err := deliver(i, bytes.NewReader(nil)); err != nil {
-				return err
+				return nil, err
 			}
 		case f.Size >= gear.LargeFile:
 			large = append(large, i)
 		default:
-			list, at = append(list, want{piece{f.Name, whole}, f}), append(at, i)
+			list, small = append(list, want{piece{f.Name, whole}, f}), append(small, i)
 		}
 	}
-	left, err := o.small(ctx, p, list, at, deliver)
-	if err != nil {
-		return err
+	if left, err = o.small(ctx, p, list, small, deliver); err != nil {
+		return left, err
 	}
 	for _, i := range large {
 		r, err := o.Range(ctx, files[i], 0, files[i].Size, false)
 		if err != nil {
-			return err
+			return left, err
 		}
 		err = deliver(i, r)
 		_ = r.Close() // an error of what was read is one of deliver
 		if err != nil {
-			return err
+			return left, err
 		}
 	}
-	if len(left) == 0 {
-		return nil
-	}
-	return o.alone(ctx, files, left, deliver)
+	return left, nil
 }
 
-// alone fetches the files at some positions, or all if at is nil, from the registry.
-func (o *source) alone(ctx context.Context, files []gear.File, at []int, deliver func(int, io.Reader) error) error {
-	part := files
-	if at != nil {
-		part = make([]gear.File, len(at))
-		for k, i := range at {
-			part[k] = files[i]
-		}
+// alone fetches the files at some positions from the registry. If join is true, it ends with
+// errJoined when other nodes become known. It returns the positions of the files that were not
+// delivered.
+func (o *source) alone(ctx context.Context, files []gear.File, at []int, join bool, deliver func(int, io.Reader) error) (left []int, err error) {
+	part := make([]gear.File, len(at))
+	rest := int64(0)
+	for k, i := range at {
+		part[k] = files[i]
+		rest += files[i].Size
 	}
 	var list []want
 	from := make([]int, len(part)+1) // the first claim of each file
@@ -140,23 +163,34 @@ func (o *source) alone(ctx context.Context, files []gear.File, at []int, deliver
 		from[k+1] = len(list)
 	}
 	claims := o.s.direct(list)
-	err := o.Source.Fetch(ctx, part, func(k int, r io.Reader) error {
+	came, joined := make([]bool, len(part)), false
+	err = o.Source.Fetch(ctx, part, func(k int, r io.Reader) error {
 		if k < 0 || k >= len(part) {
 			return deliver(-1, r) // which refuses it
 		}
-		i := k
-		if at != nil {
-			i = at[k]
+		if err := deliver(at[k], r); err != nil {
+			return err
 		}
-		err := deliver(i, r)
-		if err == nil {
-			o.s.x.count.fromRegistry.Add(part[k].Size)
-			o.s.settle(nil, claims[from[k]:from[k+1]]...)
+		came[k] = true
+		rest -= part[k].Size
+		o.s.x.count.fromRegistry.Add(part[k].Size)
+		o.s.settle(nil, claims[from[k]:from[k+1]]...)
+		if join && rest >= joinBytes && len(o.s.members(time.Now())) > 0 {
+			joined = true
+			return errJoined
 		}
-		return err
+		return nil
 	})
+	if joined {
+		err = errJoined
+	}
 	o.s.settle(cmp.Or(err, errNoSource), claims...)
-	return err
+	for k, i := range at {
+		if !came[k] {
+			left = append(left, i)
+		}
+	}
+	return left, err
 }
 
 // small delivers files without chunks, in the order in which they come. It returns the
@@ -324,7 +358,12 @@ func (o *source) Range(ctx context.Context, f gear.File, off, n int64, checked b
 	if len(p.members) == 0 {
 		return o.rangeAlone(ctx, f, off, n)
 	}
-	r := &rangeReader{o: o, f: &f, off: off, end: end, pr: newProgress(ctx)}
+	return o.rangeTogether(ctx, p, f, off, n)
+}
+
+// rangeTogether reads chunks of a large file with other nodes.
+func (o *source) rangeTogether(ctx context.Context, p *plan, f gear.File, off, n int64) (io.ReadCloser, error) {
+	r := &rangeReader{o: o, f: &f, off: off, end: off + n, pr: newProgress(ctx)}
 	r.ctx, r.cancel = context.WithCancel(ctx)
 	first := off / gear.ChunkSize
 	list := make([]want, gear.ChunkCount(n))
@@ -347,9 +386,9 @@ func (o *source) Range(ctx context.Context, f gear.File, off, n int64, checked b
 	return r, nil
 }
 
-// rangeAlone reads chunks from the registry.
+// rangeAlone reads chunks from the registry, until other nodes become known.
 func (o *source) rangeAlone(ctx context.Context, f gear.File, off, n int64) (io.ReadCloser, error) {
-	r := &directReader{s: o.s}
+	r := &directReader{ctx: ctx, o: o, f: &f, off: off, end: off + n}
 	list := make([]want, gear.ChunkCount(n))
 	for i := range list {
 		list[i] = want{piece{f.Name, int32(off/gear.ChunkSize) + int32(i)}, &f}
@@ -366,29 +405,54 @@ func (o *source) rangeAlone(ctx context.Context, f gear.File, off, n int64) (io.
 // directReader reads chunks that the reader puts into the cache of files.
 type directReader struct {
 	io.ReadCloser
-	s      *swarm
-	claims []*claim
-	read   int64
+	ctx      context.Context
+	o        *source
+	f        *gear.File
+	off, end int64
+	claims   []*claim
+	read     int64 // of the chunk at off
+	joined   bool  // the rest comes from other nodes, too
 }
 
 // Read implements io.Reader. A chunk that was read is in the cache when the next one is
 // asked for.
 func (r *directReader) Read(p []byte) (int, error) {
-	if r.read >= gear.ChunkSize && len(r.claims) > 0 {
-		r.s.settle(nil, r.claims[0])
-		r.claims, r.read = r.claims[1:], r.read-gear.ChunkSize
+	if r.read == gear.ChunkSize && len(r.claims) > 0 {
+		r.o.s.settle(nil, r.claims[0])
+		r.claims, r.off, r.read = r.claims[1:], r.off+gear.ChunkSize, 0
+		if r.end-r.off >= joinBytes && len(r.o.s.members(time.Now())) > 0 {
+			if err := r.join(); err != nil {
+				return 0, err
+			}
+		}
 	}
-	n, err := r.ReadCloser.Read(p[:min(int64(len(p)), gear.ChunkSize-r.read%gear.ChunkSize)])
+	if r.joined {
+		return r.ReadCloser.Read(p)
+	}
+	n, err := r.ReadCloser.Read(p[:min(int64(len(p)), gear.ChunkSize-r.read)])
 	r.read += int64(n)
-	r.s.x.count.fromRegistry.Add(int64(n))
+	r.o.s.x.count.fromRegistry.Add(int64(n))
 	return n, err
+}
+
+// join gets the rest from other nodes, too.
+func (r *directReader) join() error {
+	r.o.s.settle(errJoined, r.claims...) // or the rest would wait for them
+	r.claims, r.joined = nil, true
+	rest, err := r.o.rangeTogether(r.ctx, r.o.s.plan(time.Now()), *r.f, r.off, r.end-r.off)
+	if err != nil {
+		return err
+	}
+	_ = r.ReadCloser.Close() // nobody needs what it has not sent
+	r.ReadCloser = rest
+	return nil
 }
 
 // Close implements io.Closer.
 func (r *directReader) Close() error {
 	// The last chunk is in the cache if it was read. If it is not there, whoever waits for it
 	// asks the registry.
-	r.s.settle(nil, r.claims...)
+	r.o.s.settle(nil, r.claims...)
 	return r.ReadCloser.Close()
 }
 

@@ -24,8 +24,11 @@ const (
 	announceTime, leaveTime = 10 * time.Second, time.Second
 	// minAgain and maxAgain bound the pause that a registry may ask for. retryFirst is the
 	// pause after an announcement failed; each further one is twice as long, up to 32 times.
-	minAgain, maxAgain = 200 * time.Millisecond, 2 * time.Minute
+	minAgain, maxAgain = 100 * time.Millisecond, 2 * time.Minute
 	retryFirst         = time.Second
+	// meetFor is how long an image is announced at once when a node that is not known asks for
+	// its files.
+	meetFor = 5 * time.Second
 	// unwanted is how long a registry that introduces no nodes is not asked again.
 	unwanted = time.Hour
 )
@@ -86,6 +89,13 @@ func (s *swarm) complete(is bool) {
 	}
 }
 
+// knows reports whether a node is known, even if it is left out now.
+func (s *swarm) knows(key peering.Key) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.known, func(m *member) bool { return m.key == key })
+}
+
 func (s *swarm) announceNow() {
 	select {
 	case s.kick <- struct{}{}:
@@ -100,13 +110,19 @@ func (s *swarm) announceAll() {
 	defer t.Stop()
 	failures := 0
 	var once sync.Once
+	var last time.Time
 	for {
 		select {
 		case <-s.ctx.Done():
 			return
 		case <-t.C:
 		case <-s.kick:
+			if early := minAgain - time.Since(last); early > 0 {
+				t.Reset(early)
+				continue
+			}
 		}
+		last = time.Now()
 		again, err := s.announce()
 		once.Do(func() { close(s.first) })
 		if err == nil {

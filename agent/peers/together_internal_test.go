@@ -238,6 +238,75 @@ func TestStarved(t *testing.T) {
 	}
 }
 
+// TestJoin has other nodes become known while this one fetches from the registry. The rest comes from
+// them, and what the registry has sent is not fetched again.
+func TestJoin(t *testing.T) {
+	for name, size := range map[string]int{"files": gear.LargeFile / 8, "a large file": 20 * gear.ChunkSize} {
+		t.Run(name, func(t *testing.T) {
+			x := newExchange(t)
+			ref := gearfs.SourceRef{Registry: "r", Repo: "a"}
+			s := newSwarm(x, ref)
+			defer s.stop()
+			close(s.first)
+			c := contents{}
+			files := c.files(20*gear.ChunkSize/size, size)
+			var asked sync.Map
+			p := play(t, x, c.answer(&asked))
+			r := &registry{c: c}
+			var calls atomic.Int64
+			const before = 4
+			r.after = func() {
+				if r.sent.Load() >= before*gear.ChunkSize && calls.Add(1) == 1 {
+					s.knowing(p)
+				}
+			}
+			s.setInner(r)
+			o := &source{Source: r, s: s}
+			if size < gear.LargeFile {
+				came := map[int]int{}
+				err := o.Fetch(t.Context(), files, func(i int, from io.Reader) error {
+					b, err := io.ReadAll(from)
+					if came[i]++; !bytes.Equal(b, c[files[i].Name]) {
+						t.Errorf("file %d has %d other bytes", i, len(b))
+					}
+					return err
+				})
+				if err != nil || len(came) != len(files) {
+					t.Errorf("%d of %d files, error %v", len(came), len(files), err)
+				}
+				for i, n := range came {
+					if n != 1 {
+						t.Errorf("file %d is delivered %d times", i, n)
+					}
+				}
+			} else {
+				in, err := o.Range(t.Context(), files[0], 0, files[0].Size, false)
+				if err != nil {
+					t.Fatal(err)
+				}
+				b, err := io.ReadAll(in)
+				if err != nil || !bytes.Equal(b, c[files[0].Name]) {
+					t.Errorf("%d other bytes, error %v", len(b), err)
+				}
+				if err := in.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+			given := int64(0)
+			asked.Range(func(k, _ any) bool { given += int64(len(c.of(k.(piece)))); return true })
+			// What the reader asked for in one go may be on its way.
+			if sent := r.sent.Load(); given == 0 || sent+given < 20*gear.ChunkSize || sent+given > 22*gear.ChunkSize {
+				t.Errorf("the registry sent %d bytes and the other node %d, of %d", sent, given, 20*gear.ChunkSize)
+			}
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if n := len(s.claims); n != 0 {
+				t.Errorf("%d claims are left", n)
+			}
+		})
+	}
+}
+
 // TestNoCircles has nodes that know different others pass on requests. Each request must end at a node
 // that fetches the piece itself.
 func TestNoCircles(t *testing.T) {

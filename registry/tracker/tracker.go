@@ -32,7 +32,10 @@ const (
 	soon, later = time.Second, 45 * time.Second
 	starting    = 20 * time.Second
 	// crowd is how long after a change many nodes may be coming, and atOnce the pause then.
+	// Nodes that come within rush do not know each other yet, and each fetches everything from
+	// the registry until it does, so its pause is hasty.
 	crowd, atOnce = 3 * time.Second, 300 * time.Millisecond
+	rush, hasty   = time.Second, 100 * time.Millisecond
 	// lifetime is how long an announcement counts.
 	lifetime = 2*later + 10*time.Second
 
@@ -162,6 +165,8 @@ func (t *Tracker) announce(repo string, client, seen netip.Addr, a *peering.Anno
 	t.expire(k, s, now)
 	out.Peers = s.peersOf(me)
 	switch age := now.Sub(s.changed); {
+	case age < rush:
+		out.Again = hasty.Milliseconds()
 	case age < crowd:
 		out.Again = atOnce.Milliseconds()
 	case age < starting:
