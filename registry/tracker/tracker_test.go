@@ -4,8 +4,11 @@ import (
 	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
+	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -217,6 +220,90 @@ func TestStorms(t *testing.T) {
 			}
 		})
 	}
+}
+
+// BenchmarkRollout has all nodes of a roll-out come within a second, announce themselves as often as
+// they are told to, and have the image after half a minute, for two minutes by the tracker's clock. It
+// counts what the tracker does for one node, with the JSON that goes over the network.
+func BenchmarkRollout(b *testing.B) {
+	const step, whole, end = 20 * time.Millisecond, 30 * time.Second, 2 * time.Minute
+	for _, nodes := range []int{50, 100, 200, 400} {
+		b.Run(fmt.Sprint(nodes, "-nodes"), func(b *testing.B) {
+			var begun, complete [][]byte
+			for n := range nodes {
+				for list, done := range map[*[][]byte]bool{&begun: false, &complete: true} {
+					text, err := json.Marshal(of(n, func(a *peering.Announcement) { a.Complete = done }))
+					if err != nil {
+						b.Fatal(err)
+					}
+					*list = append(*list, text)
+				}
+			}
+			var used time.Duration
+			var announced, sent, kept int64
+			for b.Loop() {
+				heap := heapBytes()
+				began := cpuTime(b)
+				now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+				tr := tracker.New(ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize)), func() time.Time { return now })
+				begin, due := now, make([]time.Time, nodes)
+				for n := range due {
+					due[n] = begin.Add(time.Duration(n) * time.Second / time.Duration(nodes))
+				}
+				for ; now.Sub(begin) < end; now = now.Add(step) {
+					for n := range due {
+						if now.Before(due[n]) {
+							continue
+						}
+						text := begun[n]
+						if now.Sub(begin) > whole {
+							text = complete[n]
+						}
+						var a peering.Announcement
+						if err := json.Unmarshal(text, &a); err != nil {
+							b.Fatal(err)
+						}
+						out, err := tr.Announce("team/app", fmt.Sprintf("10.0.%d.%d:1", n>>8, n&255), &a)
+						if err != nil {
+							b.Fatal(err)
+						}
+						answer, err := json.Marshal(out)
+						if err != nil {
+							b.Fatal(err)
+						}
+						announced, sent = announced+1, sent+int64(len(answer))
+						due[n] = now.Add(time.Duration(out.Again) * time.Millisecond)
+					}
+				}
+				used += cpuTime(b) - began
+				kept += heapBytes() - heap
+				runtime.KeepAlive(tr)
+			}
+			per := float64(b.N * nodes)
+			b.ReportMetric(float64(used.Microseconds())/1000/per, "cpu-ms/node")
+			b.ReportMetric(float64(announced)/per, "announcements/node")
+			b.ReportMetric(float64(sent)/float64(announced), "B/answer")
+			b.ReportMetric(float64(kept)/per, "heap-B/node")
+		})
+	}
+}
+
+// heapBytes returns the bytes of the heap that are in use.
+func heapBytes() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// cpuTime returns the time that this process has computed.
+func cpuTime(b *testing.B) time.Duration {
+	b.Helper()
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // BenchmarkAnnounce has 200 nodes of one image announce themselves in turn.
