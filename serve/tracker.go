@@ -23,9 +23,9 @@ func (s *Server) introducePeers(so *server.Options) error {
 	if s.root.Dir != "" {
 		path = filepath.Join(s.root.Dir, peerKeyFile)
 	}
-	keys, err := signing.LoadKeys(path, s.log)
+	keys, err := signing.LoadKeys("key for grants of nodes", path, s.log)
 	if err != nil {
-		return fmt.Errorf("key for grants of nodes: %w", err)
+		return err
 	}
 	private, ok := keys[0].Private.(ed25519.PrivateKey)
 	if !ok {

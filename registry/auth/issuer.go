@@ -50,7 +50,7 @@ func newIssuer(cfg *TokenConfig, o Options) (*issuer, error) {
 		path = filepath.Join(o.Dir, "token.key")
 	}
 	var err error
-	is.keys, err = signing.LoadKeys(path, o.Logger)
+	is.keys, err = signing.LoadKeys("token key", path, o.Logger)
 	return is, err
 }
 

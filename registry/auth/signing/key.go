@@ -70,13 +70,14 @@ func (k *Key) Binding(name string, hash []byte) string {
 }
 
 // LoadKeys reads the keys of a PEM file. It creates the file if there is none. If path is
-// empty, it makes a key that lives as long as the process.
-func LoadKeys(path string, log *slog.Logger) ([]*Key, error) {
+// empty, it makes a key that lives as long as the process. what says in the log and in errors
+// which key it is, as in "token key".
+func LoadKeys(what, path string, log *slog.Logger) ([]*Key, error) {
 	if path == "" {
-		log.Info("token key is kept in memory only: tokens end with the process")
+		log.Info(what + " is kept in memory only: what it signs ends with the process")
 		_, private, err := ed25519.GenerateKey(rand.Reader)
 		if err != nil {
-			return nil, fmt.Errorf("make token key: %w", err)
+			return nil, fmt.Errorf("make %s: %w", what, err)
 		}
 		k, err := newSigningKey(private)
 		return []*Key{k}, err
@@ -84,20 +85,20 @@ func LoadKeys(path string, log *slog.Logger) ([]*Key, error) {
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err := createKey(path); err != nil {
-			return nil, fmt.Errorf("create token key: %w", err)
+			return nil, fmt.Errorf("create %s: %w", what, err)
 		}
-		log.Info("token key created", "path", path)
+		log.Info(what+" created", "path", path)
 		b, err = os.ReadFile(path)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read token key: %w", err)
+		return nil, fmt.Errorf("read %s: %w", what, err)
 	}
 	if info, err := os.Stat(path); err == nil && info.Mode().Perm()&0o077 != 0 {
-		log.Warn("token key is accessible to others than its owner", "path", path, "mode", info.Mode().Perm().String())
+		log.Warn(what+" is accessible to others than its owner", "path", path, "mode", info.Mode().Perm().String())
 	}
 	keys, err := parseKeys(b)
 	if err != nil {
-		return nil, fmt.Errorf("token key %s: %w", path, err)
+		return nil, fmt.Errorf("%s %s: %w", what, path, err)
 	}
 	return keys, nil
 }
