@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -71,6 +72,22 @@ const managed = "# Written by slipway agent setup; slipway agent setup --undo re
 func Containerd(cfg *config.Agent, p Paths) []Change {
 	p.defaults()
 	return append(containerdFiles(cfg, p), Change{Say: fmt.Sprintf("%s must import it: imports = [%q] near its top, then restart containerd", p.Containerd, filepath.Join(p.ContainerdDir, "*.toml"))})
+}
+
+// Peers returns what is to do so that other nodes reach the agent, if it gives them files.
+func Peers(cfg *config.Agent) []Change {
+	if cfg.Peers.Listen == "" {
+		return nil
+	}
+	_, port, err := net.SplitHostPort(cfg.Peers.Listen)
+	if err != nil {
+		return nil // such a configuration is refused before
+	}
+	say := fmt.Sprintf("the firewall must let other nodes reach TCP port %s (peers.listen)", port)
+	if a := cfg.Peers.Advertise; a != "" {
+		say += fmt.Sprintf(", which they know as %s (peers.advertise)", a)
+	}
+	return []Change{{Say: say}}
 }
 
 func containerdFiles(cfg *config.Agent, p Paths) []Change {

@@ -132,3 +132,26 @@ func TestSetupChangedMeanwhile(t *testing.T) {
 		t.Error("kubelet is told of a socket that there is not")
 	}
 }
+
+// TestPeersPort checks that a set-up names the port that other nodes use, and only if there is one.
+func TestPeersPort(t *testing.T) {
+	for listen, want := range map[string]string{"": "", ":5003": "port 5003", "[fd00::7]:7946": "port 7946"} {
+		cfg := testConfig()
+		cfg.Peers.Listen = listen
+		var said []string
+		for _, c := range Peers(cfg) {
+			said = append(said, c.Say)
+			if c.File != "" {
+				t.Errorf("%q: writes %s", listen, c.File)
+			}
+		}
+		if got := strings.Join(said, "\n"); (got == "") != (want == "") || !strings.Contains(got, want) {
+			t.Errorf("%q: says %q", listen, got)
+		}
+	}
+	cfg := testConfig()
+	cfg.Peers.Listen, cfg.Peers.Advertise = ":5003", "192.0.2.7:9000"
+	if all := Peers(cfg); len(all) != 1 || !strings.Contains(all[0].Say, "192.0.2.7:9000") {
+		t.Errorf("behind a NAT: %v", all)
+	}
+}

@@ -51,6 +51,7 @@ flags and configuration as --apply. The command prints what remains to be done b
 				}
 				changes = append(changes, more...)
 			}
+			changes = append(changes, setup.Peers(cfg)...)
 			switch {
 			case undo:
 				err := setup.Undo(changes)
