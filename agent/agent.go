@@ -72,6 +72,7 @@ type Agent struct {
 	listeners Listeners
 	life      context.Context // ends with the agent
 	cancel    context.CancelFunc
+	telling   sync.WaitGroup // who tells others about the images
 
 	poolCtx    context.Context // ends the serving of the pool
 	stopPool   context.CancelFunc
@@ -385,10 +386,10 @@ func (a *Agent) startServers(serve func(string, func() error)) {
 	}
 	if l := a.listeners.Peers; l != nil && a.peers != nil {
 		serve("peers", func() error { return a.peers.Serve(l, a.files.Share) })
-		go a.tellPeers(a.life)
+		a.telling.Go(func() { a.tellPeers(a.life) })
 	}
 	if a.cfg.Report {
-		go a.tellRegistries(a.life)
+		a.telling.Go(func() { a.tellRegistries(a.life) })
 	}
 	if a.cfg.Warm {
 		a.warm.work.Go(func() { a.warm.run(a.life) })
@@ -423,6 +424,7 @@ func (a *Agent) close() error {
 	end := func(err error) { errs = append(errs, err) }
 	end(a.stopAnswering())
 	a.cancel()
+	a.telling.Wait()
 	if a.warm != nil {
 		a.warm.work.Wait()
 	}
