@@ -77,11 +77,19 @@ func peersMetrics(t *testing.T, addr string) map[string]float64 {
 	return out
 }
 
-// TestPeersRollout has nodes with links of 100 Mbit/s start one image at the same moment, from a
-// registry whose link has 100 Mbit/s, too.
-func TestPeersRollout(t *testing.T) {
+// rollout is a registry and nodes, all with links of 100 Mbit/s, and an image.
+type rollout struct {
+	t      *testing.T
+	net    *lan.LAN
+	ref    string
+	mbytes int
+	config string // of an agent without peers
+	links  []*lan.Node
+}
+
+func newRollout(t *testing.T, nodes, mbytes int) *rollout {
+	t.Helper()
 	tool.NeedRoot(t)
-	nodes, mbytes := setting(t, "SLIPWAY_PEERS_NODES", 3), setting(t, "SLIPWAY_PEERS_MB", 24)
 	const mbit = 100
 	ctx := t.Context()
 	net, err := lan.New(ctx)
@@ -97,8 +105,7 @@ func TestPeersRollout(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := slipway.Start(t, t.TempDir(), &slipway.Options{Host: net.Addr, Config: "version: 0.1\nhttp: {insecure_open_to_network: true}\n"})
-	ref := push(t, s, "team/app:v1", incompressible(mbytes))
-	var links []*lan.Node
+	r := &rollout{t: t, net: net, mbytes: mbytes, ref: push(t, s, "team/app:v1", incompressible(mbytes))}
 	for range nodes {
 		n, err := net.Join(ctx)
 		if err != nil {
@@ -107,60 +114,125 @@ func TestPeersRollout(t *testing.T) {
 		if err := n.Shape(ctx, mbit); err != nil {
 			t.Fatal(err)
 		}
-		links = append(links, n)
+		r.links = append(r.links, n)
 	}
-	registry := fmt.Sprintf("registries: [{host: %q, urls: [\"http://%[1]s\"], insecure_allow_plaintext: true}]\n", s.Addr)
-	config := registry + "fetch: {mode: eager, profile_timeout: 10m, open_timeout: 60s}\n"
-	run := func(what, config string, links []*lan.Node) (egress int64, slowest time.Duration) {
-		agents := make([]*node.Agent, len(links))
-		for i, l := range links {
-			agents[i] = node.New(t, config+fmt.Sprintf("metrics: {addr: \"%s:9102\", insecure_open_to_network: true}\n", l.Addr))
-			agents[i].Allow(10 * time.Minute)
-			agents[i].Inside = l.Inside
-			agents[i].Start()
-		}
-		before, err := net.Sent()
-		if err != nil {
-			t.Fatal(err)
-		}
-		began := time.Now()
-		times := make([]time.Duration, len(agents))
-		var wg sync.WaitGroup
-		for i, a := range agents {
-			wg.Go(func() {
-				a.Mount(ref)
-				proc.Poll(t, 10*time.Minute, "whole image", func() bool { return a.Image().LocalFiles == a.Image().Files })
-				times[i] = time.Since(began)
-			})
-		}
-		wg.Wait()
-		after, err := net.Sent()
-		if err != nil {
-			t.Fatal(err)
-		}
-		got := map[string]float64{}
-		for i, a := range agents {
-			slowest = max(slowest, times[i])
-			for k, v := range peersMetrics(t, links[i].Addr+":9102") {
-				got[k] += v
+	r.config = fmt.Sprintf("registries: [{host: %q, urls: [\"http://%[1]s\"], insecure_allow_plaintext: true}]\n", s.Addr) +
+		"fetch: {mode: eager, profile_timeout: 10m, open_timeout: 60s}\n"
+	return r
+}
+
+const peersOn = "peers: {listen: \":5003\"}\n"
+
+// start says how the nodes of a roll-out start, beyond all at once.
+type start struct {
+	group int           // so many at a time, if it is not 0
+	every time.Duration // between groups
+	stop  int           // so many are killed when they have about half of the image
+}
+
+// run starts the image on nodes until all that are not stopped have it. It returns what the registry
+// sent, and how long the slowest node took from its own start.
+func (r *rollout) run(what, config string, links []*lan.Node, how start) (egress int64, slowest time.Duration) {
+	t := r.t
+	t.Helper()
+	agents := make([]*node.Agent, len(links))
+	for i, l := range links {
+		agents[i] = node.New(t, r.config+config+fmt.Sprintf("metrics: {addr: \"%s:9102\", insecure_open_to_network: true}\n", l.Addr))
+		agents[i].Allow(10 * time.Minute)
+		agents[i].Inside = l.Inside
+		agents[i].Start()
+	}
+	before, err := r.net.Sent()
+	if err != nil {
+		t.Fatal(err)
+	}
+	times := make([]time.Duration, len(agents))
+	dirs := make([]string, len(agents))
+	var wg sync.WaitGroup
+	for i, a := range agents {
+		wg.Go(func() {
+			if how.group > 0 {
+				time.Sleep(time.Duration(i/how.group) * how.every)
 			}
-			a.Kill()
-		}
-		for _, k := range slices.Sorted(maps.Keys(got)) {
-			t.Logf("  %s %.0f", k, got[k])
-		}
-		t.Logf("%s: %d nodes, image of %d MB: the registry sent %.1f MB, the slowest node had all after %.1f s", what, len(links), mbytes,
-			float64(after-before)/1e6, slowest.Seconds())
-		return after - before, slowest
+			began := time.Now()
+			dirs[i] = a.Mount(r.ref)
+			if i < how.stop {
+				proc.Poll(t, 10*time.Minute, "half of the image", func() bool { st := a.Image(); return 2*st.LocalFiles >= st.Files })
+				a.Kill()
+				return
+			}
+			proc.Poll(t, 10*time.Minute, "whole image", func() bool { st := a.Image(); return st.LocalFiles == st.Files })
+			times[i] = time.Since(began)
+		})
 	}
-	alone, _ := run("peers off", config, links[:1])
-	single, _ := run("peers on", config+"peers: {listen: \":5003\"}\n", links[:1])
-	together, _ := run("peers on", config+"peers: {listen: \":5003\"}\n", links)
+	wg.Wait()
+	after, err := r.net.Sent()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for i, a := range agents {
+		if i < how.stop {
+			continue
+		}
+		slowest = max(slowest, times[i])
+		for k, v := range peersMetrics(t, links[i].Addr+":9102") {
+			got[k] += v
+		}
+		if how.stop > 0 {
+			if n, failed, wrong := check(t, dirs[i]); n == 0 || failed+wrong > 0 {
+				t.Errorf("node %d: %d files, %d failed, %d wrong", i, n, failed, wrong)
+			}
+		}
+		a.Kill()
+	}
+	for _, k := range slices.Sorted(maps.Keys(got)) {
+		t.Logf("  %s %.0f", k, got[k])
+	}
+	t.Logf("%s: %d nodes, image of %d MB: the registry sent %.1f MB, the slowest node had all after %.1f s", what, len(links), r.mbytes,
+		float64(after-before)/1e6, slowest.Seconds())
+	return after - before, slowest
+}
+
+// TestPeersRollout has nodes with links of 100 Mbit/s start one image at the same moment, from a
+// registry whose link has 100 Mbit/s, too.
+func TestPeersRollout(t *testing.T) {
+	nodes := setting(t, "SLIPWAY_PEERS_NODES", 3)
+	r := newRollout(t, nodes, setting(t, "SLIPWAY_PEERS_MB", 24))
+	alone, _ := r.run("peers off", "", r.links[:1], start{})
+	single, _ := r.run("peers on", peersOn, r.links[:1], start{})
+	together, _ := r.run("peers on", peersOn, r.links, start{})
 	t.Logf("egress for %d nodes: %.2f times that for one", nodes, float64(together)/float64(alone))
 	if float64(single) > 1.1*float64(alone) {
 		t.Errorf("a single node with peers on took %d bytes, and %d with peers off", single, alone)
 	}
 	if float64(together) > 0.8*float64(alone)*float64(nodes) {
 		t.Errorf("%d nodes took %d bytes of the registry, and one takes %d", nodes, together, alone)
+	}
+}
+
+// TestPeersStopped kills some of the nodes of a roll-out when they have half of the image. The others
+// must get right bytes, and none of them may hang on those that are gone.
+func TestPeersStopped(t *testing.T) {
+	nodes, stop := setting(t, "SLIPWAY_PEERS_NODES", 4), setting(t, "SLIPWAY_PEERS_STOP", 1)
+	r := newRollout(t, nodes, setting(t, "SLIPWAY_PEERS_MB", 24))
+	whole, without := r.run("nobody is stopped", peersOn, r.links, start{})
+	some, with := r.run(fmt.Sprintf("%d are stopped", stop), peersOn, r.links, start{stop: stop})
+	t.Logf("the others took %.1f s longer, and %.2f times the bytes of the registry", (with - without).Seconds(), float64(some)/float64(whole))
+	if with > 3*without+10*time.Second {
+		t.Errorf("after %d of %d nodes were stopped, the slowest took %v instead of %v", stop, nodes, with, without)
+	}
+}
+
+// TestPeersStaggered has groups of nodes start one after the other.
+func TestPeersStaggered(t *testing.T) {
+	nodes, group := setting(t, "SLIPWAY_PEERS_NODES", 4), setting(t, "SLIPWAY_PEERS_GROUP", 2)
+	r := newRollout(t, nodes, setting(t, "SLIPWAY_PEERS_MB", 24))
+	alone, _ := r.run("peers off", "", r.links[:1], start{})
+	all, _ := r.run(fmt.Sprintf("%d at a time", group), peersOn, r.links, start{group: group, every: time.Duration(setting(t, "SLIPWAY_PEERS_EVERY", 3)) * time.Second})
+	t.Logf("egress for %d nodes: %.2f times that for one", nodes, float64(all)/float64(alone))
+	// Only those that start together take bytes more than once.
+	if float64(all) > float64(alone)*float64(group+1) {
+		t.Errorf("%d nodes in groups of %d took %d bytes of the registry, and one takes %d", nodes, group, all, alone)
 	}
 }
