@@ -34,7 +34,8 @@ func NewNodeRow(n fleet.Node) NodeRow {
 	if n.CacheLimit > 0 {
 		r.Share = format.Share(n.CacheBytes, n.CacheLimit)
 	}
-	r.Shares = n.PeerBytes+n.RegistryBytes+n.SentBytes > 0
+	r.Shares = max(n.PeerBytes, n.RegistryBytes, n.SentBytes) > 0
+	// Halves, as a node may claim numbers whose sum is too large.
 	r.Saved = format.Share(n.PeerBytes/2, n.PeerBytes/2+n.RegistryBytes/2)
 	for i := range n.Images {
 		r.Containers += len(n.Images[i].Containers)
