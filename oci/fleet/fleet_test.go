@@ -146,7 +146,7 @@ func TestStarts(t *testing.T) {
 	}
 	for i, node := range []string{"a", "b", "c"} {
 		s := startOf(1)
-		s.Began = s.Began.Add(time.Duration(i) * time.Minute)
+		s.Began = now.Add(time.Duration(i-10) * time.Minute)
 		add(node, "team/app", "m", s)
 	}
 	// A start from the future is not newer than one that was reported later.
@@ -167,7 +167,7 @@ func TestStarts(t *testing.T) {
 		}
 		return out
 	}
-	for _, c := range []struct{ got, want string }{{nodes("team/app", 9, "m"), "ba"}, {nodes("team/app", 1, "m"), "b"}, {nodes("team/app", 9, "x", "other", "m"), "bae"},
+	for _, c := range []struct{ got, want string }{{nodes("team/app", 9, "m"), "ba"}, {nodes("team/app", 1, "m"), "b"}, {nodes("team/app", 9, "x", "other", "m"), "eba"},
 		{nodes("team/app", 9, "new"), ""}, {nodes("team/other", 9, "m"), "d"}, {nodes("team/future", 9, "m"), "yz"}, {nodes("team/app", 9), ""}} {
 		if c.got != c.want {
 			t.Errorf("starts on nodes %q, want %q", c.got, c.want)
