@@ -22,6 +22,7 @@ import (
 	"example.org/slipway/internal/systemd"
 	"example.org/slipway/oci/fleet"
 	"example.org/slipway/registry/auth"
+	"example.org/slipway/registry/mirror/route"
 	"example.org/slipway/registry/replication"
 	"example.org/slipway/registry/server"
 	"example.org/slipway/registry/server/edge"
@@ -254,7 +255,7 @@ func (s *Server) setUpHTTP() error {
 	s.metrics.MustRegister(s.auth.Metrics()...)
 	s.metrics.MustRegister(s.root.Quotas.Metrics()...)
 	s.health = newHealth(s.cfg, s.root, s.log)
-	s.http = newHTTPServer(h, s.log, s.requests.Guard(traced(s.tracing, replication.Receive(s.handler))))
+	s.http = newHTTPServer(h, s.log, s.requests.Guard(traced(s.tracing, replication.Receive(route.Receive(s.handler)))))
 	if err := s.encrypt(); err != nil {
 		return err
 	}

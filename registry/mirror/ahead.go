@@ -1,6 +1,7 @@
 package mirror
 
 import (
+	"context"
 	"encoding/json"
 	"slices"
 
@@ -17,7 +18,7 @@ const maxAhead = 128
 // just given the image's manifest, which the store does not have yet. The client is about
 // to ask for these blobs one after the other, or a few at a time, and each request would
 // cost it a round trip to the upstream.
-func (m *Registry) ahead(s *source, name, repo string, mf *oci.Manifest) {
+func (m *Registry) ahead(ctx context.Context, s *source, name, repo string, mf *oci.Manifest) {
 	if m.opts.Ahead <= 0 || s.Offline || oci.IsIndex(mf.MediaType) {
 		return
 	}
@@ -36,8 +37,8 @@ func (m *Registry) ahead(s *source, name, repo string, mf *oci.Manifest) {
 		return // the client asks for this blob next anyway; leave the connection to the layers
 	}
 	for _, d := range small {
-		if _, admitted := m.fills.Find(m.origin(s, name, repo), d.Digest); !admitted && m.lacks(s, repo, d.Digest) {
-			m.begin(s, name, repo, d.Digest)
+		if _, admitted := m.fills.Find(m.origin(ctx, s, name, repo), d.Digest); !admitted && m.lacks(s, repo, d.Digest) {
+			m.begin(ctx, s, name, repo, d.Digest)
 		}
 	}
 }
@@ -53,8 +54,8 @@ func (m *Registry) lacks(s *source, repo string, d oci.Digest) bool {
 
 // begin fetches a blob that no client has asked for yet. An error of the fetch is
 // reported to the clients that ask for the blob later.
-func (m *Registry) begin(s *source, name, repo string, d oci.Digest) {
-	f, how, err := m.fills.Join(m.origin(s, name, repo), d, false)
+func (m *Registry) begin(ctx context.Context, s *source, name, repo string, d oci.Digest) {
+	f, how, err := m.fills.Join(m.origin(ctx, s, name, repo), d, false)
 	if err != nil || how != fill.Beginner && how != fill.Follower {
 		return
 	}

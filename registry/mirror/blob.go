@@ -8,6 +8,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/mirror/fill"
+	"example.org/slipway/registry/mirror/route"
 	"example.org/slipway/registry/mirror/upstream"
 	"example.org/slipway/registry/storage"
 )
@@ -18,7 +19,7 @@ func (m *Registry) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (
 	if s == nil {
 		return m.store.ResolveBlob(ctx, repo, d)
 	}
-	if f, admitted := m.fills.Find(m.origin(s, name, repo), d); admitted {
+	if f, admitted := m.fills.Find(m.origin(ctx, s, name, repo), d); admitted {
 		if size, err := f.Whole(ctx); err == nil {
 			s.counts.add(kindBlob, resultHit)
 			return storage.BlobDescriptor(d, size), nil
@@ -35,7 +36,7 @@ func (m *Registry) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (
 	if err := oci.CheckDigest(d); err != nil {
 		return desc, err
 	}
-	if err := s.cannotAsk(kindBlob, repo, string(d), m.now(), unknownBlob); err != nil {
+	if err := m.cannotAsk(ctx, s, kindBlob, repo, string(d), m.now(), unknownBlob); err != nil {
 		return desc, err
 	}
 	size, began, err := m.askBlob(ctx, s, name, repo, d)
@@ -126,7 +127,7 @@ const maxLooks = 5
 // fill, from the store or else from the upstream.
 func (m *Registry) openBlob(ctx context.Context, s *source, name, repo string, d oci.Digest, p fill.Span) (oci.Content, error) {
 	for look := range maxLooks {
-		if _, admitted := m.fills.Find(m.origin(s, name, repo), d); !admitted {
+		if _, admitted := m.fills.Find(m.origin(ctx, s, name, repo), d); !admitted {
 			c, err := m.fromStore(ctx, repo, d, p)
 			if err == nil {
 				s.counts.add(kindBlob, resultHit)
@@ -153,14 +154,14 @@ func (m *Registry) openFill(ctx context.Context, s *source, name, repo string, d
 	if err := oci.CheckDigest(d); err != nil {
 		return nil, err
 	}
-	if err := s.cannotAsk(kindBlob, repo, string(d), m.now(), unknownBlob); err != nil {
+	if err := m.cannotAsk(ctx, s, kindBlob, repo, string(d), m.now(), unknownBlob); err != nil {
 		return nil, err
 	}
 	if err := s.allowed(name, ""); err != nil {
 		s.counts.fetched(kindBlob, true, err)
 		return nil, m.refused(s, kindBlob, repo, string(d), err)
 	}
-	o := m.origin(s, name, repo)
+	o := m.origin(ctx, s, name, repo)
 	f, how, err := m.fills.Join(o, d, again)
 	switch {
 	case err != nil:
@@ -212,9 +213,26 @@ func (m *Registry) introduce(ctx context.Context, f *fill.Fill, s *source, name,
 	return fill.ErrLookAgain
 }
 
-// origin is the repository that a blob is fetched from.
-func (m *Registry) origin(s *source, name, repo string) fill.Origin {
-	return fill.Origin{Upstream: s.Name, Registry: s.Upstream, Guarded: s.guarded, Host: host{m, s}, Name: name, Repo: repo}
+// origin is the repository that a blob is fetched from to answer the request of ctx.
+func (m *Registry) origin(ctx context.Context, s *source, name, repo string) fill.Origin {
+	return fill.Origin{Upstream: s.Name, Registry: routed{s.Upstream, m.self, route.From(ctx)}, Guarded: s.guarded, Host: host{m, s}, Name: name, Repo: repo}
+}
+
+// routed is an upstream that is asked to answer a request that came on a way.
+type routed struct {
+	Upstream
+	self route.Self
+	way  route.Way
+}
+
+// ResolveBlob implements fill.Registry.
+func (r routed) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (oci.Descriptor, error) {
+	return r.Upstream.ResolveBlob(r.self.On(ctx, r.way), repo, d)
+}
+
+// Blob implements fill.Registry.
+func (r routed) Blob(ctx context.Context, repo string, d oci.Digest, off int64) (*upstream.Body, error) {
+	return r.Upstream.Blob(r.self.On(ctx, r.way), repo, d, off)
 }
 
 // host is what a source does for its fills.

@@ -2,7 +2,9 @@ package mirror
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
 	"time"
 
 	"example.org/slipway/oci"
@@ -49,7 +51,7 @@ func (m *Registry) GetManifest(ctx context.Context, repo, ref string) (*oci.Mani
 	}
 	if !noted { // the store does not have the manifest yet
 		m.store.NotePull(repo, ref)
-		m.ahead(s, name, repo, mf)
+		m.ahead(ctx, s, name, repo, mf)
 	}
 	s.counts.pushed.Add(mf.Size)
 	if s.strict {
@@ -91,7 +93,7 @@ func (m *Registry) ofDigest(ctx context.Context, s *source, name, repo string, d
 	if err := oci.CheckDigest(d); err != nil {
 		return nil, err
 	}
-	if err := s.cannotAsk(kindManifest, repo, string(d), m.now(), unknownManifest); err != nil {
+	if err := m.cannotAsk(ctx, s, kindManifest, repo, string(d), m.now(), unknownManifest); err != nil {
 		return nil, err
 	}
 	if c, ok := s.children.get(childKey{repo, d}); ok && !c.wanted {
@@ -128,7 +130,7 @@ func (m *Registry) ofTag(ctx context.Context, s *source, name, repo, tag string,
 	for range maxLooks {
 		now := m.now()
 		st, known := s.tags.get(repo, tag)
-		if s.Offline || known && now.Before(st.until) {
+		if s.Offline || m.self.Back(ctx) || known && now.Before(st.until) {
 			mf, err := m.confirmed(ctx, repo, tag, st.digest, stored)
 			if err == nil {
 				s.counts.add(kindManifest, st.result())
@@ -138,7 +140,7 @@ func (m *Registry) ofTag(ctx context.Context, s *source, name, repo, tag string,
 				return nil, err
 			}
 		}
-		if err := s.cannotAsk(kindManifest, repo, tag, now, unknownManifest); err != nil {
+		if err := m.cannotAsk(ctx, s, kindManifest, repo, tag, now, unknownManifest); err != nil {
 			return nil, err
 		}
 		mf, began, err := m.fly(ctx, flightKey{flyManifest, contentKey{repo, tag}}, func(ctx context.Context) (*oci.Manifest, error) {
@@ -385,7 +387,7 @@ func (m *Registry) stale(ctx context.Context, s *source, repo, tag string, have 
 	case isRefusal(err): // the tag was moved to something that the rules keep out
 		m.log.Warn("tag stays where it was, because of what it was moved to", "upstream", s.Name, "repo", repo, "tag", tag, "err", err)
 		again = s.TTL // the upstream did answer
-	case kind == upstream.NotFound && s.KeepDeleted:
+	case kind == upstream.NotFound && (s.KeepDeleted || upstream.IsBack(err)):
 		again = s.TTL
 	case kind == upstream.NotFound:
 		m.refuse(s, kindManifest, repo, tag, err)
@@ -479,10 +481,19 @@ func (m *Registry) keep(s *source, repo string, mf *oci.Manifest, tag string) {
 
 // cannotAsk returns the error for a request about which the upstream is not asked, or nil
 // if it may be asked.
-func (s *source) cannotAsk(k kind, repo, ref string, now time.Time, unknown func(repo, ref, why string) error) error {
+func (m *Registry) cannotAsk(ctx context.Context, s *source, k kind, repo, ref string, now time.Time, unknown func(repo, ref, why string) error) error {
 	if s.Offline {
 		s.counts.add(k, resultOffline)
 		return unknown(repo, ref, "; it was never fetched, and "+s.Name+" is offline")
+	}
+	if m.self.Back(ctx) {
+		s.counts.add(k, resultNegative)
+		err := unknown(repo, ref, "; the question came from here, through another registry that mirrors this one")
+		var o *oci.Error
+		if errors.As(err, &o) {
+			o.Status = http.StatusLoopDetected // see upstream.IsBack
+		}
+		return err
 	}
 	if err := s.negative[k].get(repo, ref, now); err != nil {
 		s.counts.add(k, resultNegative)

@@ -14,6 +14,7 @@ import (
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/mirror/fill"
 	"example.org/slipway/registry/mirror/revoked"
+	"example.org/slipway/registry/mirror/route"
 	"example.org/slipway/registry/mirror/upstream"
 )
 
@@ -200,6 +201,7 @@ type Registry struct {
 	hosts   map[string]*source
 	any     anys
 	names   localNames
+	self    route.Self
 	fills   *fill.Fills
 	flights flights
 	pending pending
@@ -228,7 +230,7 @@ func New(store Store, o *Options) (*Registry, error) {
 	if o == nil || o.Dir == "" {
 		return nil, errors.New("a mirror needs a directory for what comes in")
 	}
-	m := &Registry{store: store, opts: o.withDefaults(), sources: map[string]*source{}, hosts: map[string]*source{}}
+	m := &Registry{store: store, opts: o.withDefaults(), sources: map[string]*source{}, hosts: map[string]*source{}, self: route.New()}
 	m.log = m.opts.Logger
 	m.started = m.opts.Clock()
 	m.ctx, m.cancel = context.WithCancel(context.Background())

@@ -8,6 +8,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/mirror/fill"
+	"example.org/slipway/registry/mirror/route"
 	"example.org/slipway/registry/mirror/upstream"
 )
 
@@ -326,7 +327,7 @@ func (m *Registry) fly(ctx context.Context, k flightKey, ask func(ctx context.Co
 		began = true
 		f = &flight{done: make(chan struct{})}
 		if !m.spawn(func() {
-			f.m, f.err = ask(m.ctx)
+			f.m, f.err = ask(m.self.On(m.ctx, route.From(ctx)))
 			fs.mu.Lock()
 			delete(fs.under, k)
 			fs.mu.Unlock()

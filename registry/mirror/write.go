@@ -8,6 +8,7 @@ import (
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
+	"example.org/slipway/registry/mirror/route"
 	"example.org/slipway/registry/mirror/upstream"
 )
 
@@ -217,7 +218,7 @@ func (m *Registry) Tags(ctx context.Context, repo, last string, n int) ([]string
 	if s == nil {
 		return m.store.Tags(ctx, repo, last, n)
 	}
-	if s.Offline {
+	if s.Offline || m.self.Back(ctx) {
 		s.counts.add(kindTags, resultHit)
 		return m.store.Tags(ctx, repo, last, n)
 	}
@@ -225,7 +226,7 @@ func (m *Registry) Tags(ctx context.Context, repo, last string, n int) ([]string
 		s.counts.fetched(kindTags, true, err)
 		return nil, false, err
 	}
-	tags, more, err := s.Upstream.Tags(ctx, name, last, n)
+	tags, more, err := s.Upstream.Tags(m.self.On(ctx, route.From(ctx)), name, last, n)
 	s.counts.fetched(kindTags, true, err)
 	return tags, more, err
 }
@@ -236,7 +237,7 @@ func (m *Registry) Referrers(ctx context.Context, repo string, d oci.Digest, art
 	if s == nil {
 		return m.store.Referrers(ctx, repo, d, artifactType, last, n)
 	}
-	if s.Offline {
+	if s.Offline || m.self.Back(ctx) {
 		s.counts.add(kindReferrers, resultHit)
 		return m.store.Referrers(ctx, repo, d, artifactType, last, n)
 	}
@@ -244,7 +245,7 @@ func (m *Registry) Referrers(ctx context.Context, repo string, d oci.Digest, art
 		s.counts.fetched(kindReferrers, true, err)
 		return nil, false, err
 	}
-	list, err := s.Upstream.Referrers(ctx, name, d)
+	list, err := s.Upstream.Referrers(m.self.On(ctx, route.From(ctx)), name, d)
 	s.counts.fetched(kindReferrers, true, err)
 	if upstream.KindOf(err) == upstream.NotFound { // nobody refers to it
 		err = nil

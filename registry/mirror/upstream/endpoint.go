@@ -17,6 +17,7 @@ import (
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
 	"example.org/slipway/oci/wire"
+	"example.org/slipway/registry/mirror/route"
 )
 
 const (
@@ -288,7 +289,7 @@ func (e *endpoint) judge(resp *http.Response, a ask, began time.Time) error {
 		return e.busy(told, status, quotaOf(a.Kind))
 	case status == http.StatusServiceUnavailable && told > 0:
 		return e.busy(told, status, ofManifests, ofBlobs, ofLists)
-	case status >= 500 && status != http.StatusNotImplemented:
+	case status >= 500 && status != http.StatusNotImplemented && status != http.StatusLoopDetected:
 		e.health.failed(fmt.Errorf("it answered %d", status), false)
 	case !own && (status == http.StatusUnauthorized || status == http.StatusForbidden):
 		// Signatures expire. The status says nothing about our rights.
@@ -355,9 +356,9 @@ func (e *endpoint) exchange(ctx context.Context, a ask) (*http.Response, error) 
 
 // first sends a request to the endpoint itself.
 func (e *endpoint) first(ctx context.Context, a ask, authorization string) (*http.Response, error) {
-	h := a.header
+	h := a.header.Clone() // a request that was sent before may still be looked at
+	route.Set(ctx, h)
 	if authorization != "" {
-		h = h.Clone() // a request that was sent before may still be looked at
 		h.Set("Authorization", authorization)
 	}
 	return e.send(newRequest(ctx, a.method, a.url, h), peer)
@@ -410,6 +411,7 @@ func (e *endpoint) follow(ctx context.Context, resp *http.Response) (*http.Respo
 		}
 		if left = left || host != e || r != peer; left {
 			h.Del("Authorization")
+			h.Del(route.Header)
 		}
 		if resp, err = host.send(newRequest(ctx, from.Method, next, h), r); err != nil {
 			return nil, fmt.Errorf("redirect to %s: %w", next.Host, err)

@@ -71,6 +71,13 @@ func KindOf(err error) Kind {
 	return 0
 }
 
+// IsBack reports whether an upstream does not have something and would have to ask this
+// registry for it, because it mirrors this one. So what this registry has is not gone.
+func IsBack(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Status == http.StatusLoopDetected
+}
+
 // Error implements error.
 func (e *Error) Error() string {
 	s := "upstream " + e.Upstream + ": "
@@ -168,7 +175,7 @@ func (e *endpoint) error(k Kind, status int, s subject, err error) *Error {
 func (e *endpoint) answered(s subject, o *oci.Error) *Error {
 	k := Unavailable
 	switch o.Status {
-	case http.StatusNotFound, http.StatusGone:
+	case http.StatusNotFound, http.StatusGone, http.StatusLoopDetected:
 		k = NotFound
 	case http.StatusUnauthorized, http.StatusForbidden, http.StatusUnavailableForLegalReasons:
 		k = Denied
@@ -181,7 +188,7 @@ func (e *endpoint) answered(s subject, o *oci.Error) *Error {
 		}
 	}
 	out := e.error(k, o.Status, s, fmt.Errorf("it answered %d: %w", o.Status, o))
-	out.sure = o.Status/100 != 5 && o.Status != http.StatusRequestTimeout || o.Status == http.StatusNotImplemented
+	out.sure = o.Status/100 != 5 && o.Status != http.StatusRequestTimeout || o.Status == http.StatusNotImplemented || o.Status == http.StatusLoopDetected
 	return out
 }
 

@@ -1,0 +1,106 @@
+package mirror_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"example.org/slipway/oci"
+	"example.org/slipway/registry"
+	"example.org/slipway/registry/mirror"
+	"example.org/slipway/registry/mirror/route"
+	"example.org/slipway/registry/mirror/upstream"
+	"example.org/slipway/registry/objstore/memstore"
+	"example.org/slipway/registry/server"
+)
+
+// ring starts n registries, each of which mirrors the repositories m/... of the next one
+// under the same names, and the last one those of the first one.
+func ring(t *testing.T, n int) (urls []string, stored []*registry.Registry) {
+	t.Helper()
+	servers := make([]*httptest.Server, n)
+	handlers := make([]http.Handler, n)
+	for i := range n {
+		servers[i] = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { handlers[i].ServeHTTP(w, r) }))
+		t.Cleanup(servers[i].Close)
+		urls = append(urls, servers[i].URL)
+	}
+	for i := range n {
+		up, err := upstream.New(&upstream.Options{Name: "m", URL: urls[(i+1)%n] + "/v2/m", HeaderTimeout: 20 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(up.Close)
+		store := newRegistry(t, memstore.New(nil), &registry.Options{Partial: true})
+		m, err := mirror.New(store, &mirror.Options{Dir: t.TempDir(), Sources: []mirror.Source{{Name: "m", Upstream: up, TTL: -1, NegativeTTL: -1}}, Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = m.Close(context.Background()) })
+		handlers[i] = route.Receive(server.New(m, &server.Options{Logger: slog.New(slog.DiscardHandler)}))
+		stored = append(stored, store)
+	}
+	return urls, stored
+}
+
+// get returns the status of the answer, and fails the test if it took long.
+func get(t *testing.T, url string) int {
+	t.Helper()
+	began := time.Now()
+	resp, err := http.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+		t.Errorf("GET %s: %v", url, err)
+	}
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("GET %s took %v", url, took)
+	}
+	return resp.StatusCode
+}
+
+// TestRing asks registries that mirror one another in a ring, or themselves, for what none
+// of them has and for what one of them has.
+func TestRing(t *testing.T) {
+	const absent = "sha256:ffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff"
+	for n := 1; n <= 3; n++ {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			urls, stored := ring(t, n)
+			for _, path := range []string{"manifests/none", "manifests/" + absent, "blobs/" + absent} {
+				if got := get(t, urls[0]+"/v2/m/a/"+path); got != http.StatusNotFound {
+					t.Errorf("%s, which no registry has: status %d, want 404", path, got)
+				}
+			}
+			for _, path := range []string{"tags/list", "referrers/" + absent} {
+				if got := get(t, urls[0]+"/v2/m/a/"+path); got != http.StatusOK && got != http.StatusNotFound {
+					t.Errorf("%s: status %d, want 200 or 404", path, got)
+				}
+			}
+			// What the last one has is found by all of them, and stays although the registry
+			// that it mirrors does not have it, because that one asks this one.
+			d, err := stored[n-1].PutManifest(t.Context(), "m/a", oci.PutManifest{
+				Bytes: []byte(`{"schemaVersion":2,"mediaType":"` + oci.MediaTypeOCIIndex + `","manifests":[]}`), Tags: []string{"here"},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, u := range append([]string{urls[n-1]}, urls...) {
+				for _, ref := range []string{"here", string(d.Digest)} {
+					if got := get(t, u+"/v2/m/a/manifests/"+ref); got != http.StatusOK {
+						t.Errorf("GET %s from %s: status %d, want 200", ref, u, got)
+					}
+				}
+			}
+			if _, err := stored[n-1].ResolveManifest(t.Context(), "m/a", "here"); err != nil {
+				t.Errorf("the registry that had the tag: %v", err)
+			}
+		})
+	}
+}
