@@ -138,17 +138,24 @@ func (c *Client) getJSON(ctx context.Context, l call, limit int64, v any) (http.
 	return resp.Header, nil
 }
 
-// nextPage returns the URL in the Link header, or nil at the end of a list.
+// nextPage returns the URL in the Link header, or nil at the end of a list. A registry
+// behind a proxy may refer to itself by the address that it has there. What follows in the
+// list is then asked for where the page came from.
 func (c *Client) nextPage(from *url.URL, h http.Header) (*url.URL, error) {
 	link := parseLink(h.Values("Link"))
 	if link == "" {
 		return nil, nil
 	}
-	u, err := c.location(from, link)
+	ref, err := url.Parse(link)
 	if err != nil {
-		return nil, fmt.Errorf("GET %s: %w", bare(from), err)
+		return nil, fmt.Errorf("GET %s: the registry answered with a malformed Link", bare(from))
 	}
-	return u, nil
+	if u, err := c.location(from, link); err == nil {
+		return u, nil
+	}
+	u := *from
+	u.RawQuery = ref.RawQuery
+	return &u, nil
 }
 
 // parseLink returns the target of the link with rel="next" (RFC 8288), or "".

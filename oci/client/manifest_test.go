@@ -354,10 +354,25 @@ func TestLists(t *testing.T) {
 			t.Errorf("repositories (-want +got):\n%s", diff)
 		}
 	})
-	t.Run("link to another host", func(t *testing.T) {
-		s := script{{method: "GET", uri: "/v2/_catalog?n=2", status: 200, text: `{"repositories":["a"]}`, answer: link("http://example.com/v2/_catalog")}}.serve(t)
-		if _, _, err := dial(t, s.URL, nil).Repositories(t.Context(), "", 2); err == nil {
-			t.Error("got no error")
-		}
-	})
+	// A registry behind a proxy may know neither its host nor the path that clients use. The
+	// second link has a page of its own kind, and follows an empty page, so it is followed.
+	for _, inside := range []string{"http://inside.example:5000", "https://inside.example/docker"} {
+		t.Run("link to another host", func(t *testing.T) {
+			s := script{
+				{method: "GET", uri: "/v2/_catalog?n=2", status: 200, text: `{"repositories":["a"]}`, answer: link(inside + "/v2/_catalog?last=a&n=2")},
+				{method: "GET", uri: "/v2/_catalog?last=a&n=2", status: 200, text: `{"repositories":[]}`, answer: link(inside + "/v2/_catalog?page=3")},
+				{method: "GET", uri: "/v2/_catalog?page=3", status: 200, text: `{"repositories":["b"]}`},
+			}.serve(t)
+			c := dial(t, s.URL, nil)
+			for i, want := range [][]string{{"a"}, {"b"}} {
+				got, more, err := c.Repositories(t.Context(), []string{"", "a"}[i], 2)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(want, got); diff != "" || more != (i == 0) {
+					t.Errorf("page %d: more=%t, repositories (-want +got):\n%s", i+1, more, diff)
+				}
+			}
+		})
+	}
 }
