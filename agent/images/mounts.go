@@ -160,8 +160,36 @@ func (m *Set) reserve(ctx context.Context, req *api.MountRequest, use []string, 
 	if m.all[r.Dir] != nil {
 		return nil, nil, nil, fmt.Errorf("something is being mounted at %s already", r.Dir)
 	}
+	if other := m.sharesUpper(r.Upper); other != "" {
+		return nil, nil, nil, fmt.Errorf("%s takes the changes of the mount at %s; two mounts that write to one directory would damage it", r.Upper, other)
+	}
 	m.all[r.Dir], m.making[r.Dir] = r, true
 	return img, why, r, nil
+}
+
+// sharesUpper returns the directory of a mount whose changes go to upper, or "". The
+// kernel allows a second such mount, and says that what then happens is not defined. m.mu
+// is held.
+func (m *Set) sharesUpper(upper string) string {
+	if upper == "" {
+		return ""
+	}
+	have, err := os.Stat(upper)
+	for dir, r := range m.all {
+		if r.Upper == "" {
+			continue
+		}
+		if filepath.Clean(r.Upper) == filepath.Clean(upper) {
+			return dir
+		}
+		if err != nil { // it does not exist yet, so no mount uses it under another name
+			continue
+		}
+		if other, oerr := os.Stat(r.Upper); oerr == nil && os.SameFile(have, other) {
+			return dir
+		}
+	}
+	return ""
 }
 
 func checkMount(req *api.MountRequest) error {
