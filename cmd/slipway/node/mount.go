@@ -317,6 +317,9 @@ func runContainer(cmd *cobra.Command, f *runFlags, image string, args []string, 
 			bundle = filepath.Join(bundle, "nothing")
 		}
 	}()
+	if err := runtimespec.MakeVolumes(m.Config, root); err != nil {
+		return err
+	}
 	spec, err := runtimespec.New(m.Config, runtimespec.Options{Root: root, Command: args, Env: f.env, WorkingDir: f.workdir, HostNetwork: f.host})
 	if err != nil {
 		return err
