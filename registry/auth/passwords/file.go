@@ -113,6 +113,10 @@ func (f *File) load() (*userFile, error) {
 	return file, nil
 }
 
+// byteOrderMark is what some editors put before a text. It would become a part of the
+// first user's name.
+const byteOrderMark = "\ufeff"
+
 // parse parses lines of the form user:hash. It skips empty lines and lines that
 // begin with "#".
 func parse(r io.Reader) (map[string][]byte, error) {
@@ -123,7 +127,11 @@ func parse(r io.Reader) (map[string][]byte, error) {
 		if read += len(in.Bytes()) + 1; read > maxFileBytes {
 			return nil, fmt.Errorf("line %d: the file has more than %d bytes", n, maxFileBytes)
 		}
-		line := strings.TrimSpace(in.Text())
+		text := in.Text()
+		if n == 1 {
+			text = strings.TrimPrefix(text, byteOrderMark)
+		}
+		line := strings.TrimSpace(text)
 		if line == "" || line[0] == '#' {
 			continue
 		}

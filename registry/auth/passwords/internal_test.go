@@ -19,6 +19,7 @@ func TestParse(t *testing.T) {
 	secret := "$apr1$SECRETSALT$SECRETHASH"
 	for _, c := range []struct{ name, file, err string }{
 		{"good", "# comment\n\nalice:" + testHash + "\r\n bob:" + testHash + " \n", ""},
+		{"byte order mark", "\ufeffalice:" + testHash + "\nbob:" + testHash + "\n", ""},
 		{"empty", "", ""},
 		{"apr1", "alice:" + testHash + "\nbob:" + secret, `line 2: user "bob": the password is not hashed with bcrypt`},
 		{"sha", "bob:{SHA}SECRETHASH", `line 1: user "bob": the password is not hashed with bcrypt`},
@@ -37,6 +38,11 @@ func TestParse(t *testing.T) {
 		if c.err == "" {
 			if err != nil {
 				t.Errorf("%s: %v", c.name, err)
+			}
+			for _, name := range []string{"alice", "bob"} {
+				if want := strings.Contains(c.file, name); (users[name] != nil) != want {
+					t.Errorf("%s: user %s is there: %t, want %t", c.name, name, !want, want)
+				}
 			}
 			continue
 		}
