@@ -58,6 +58,24 @@ func TestClients(t *testing.T) {
 	}
 }
 
+// TestBelowPaths reads requests to registries that are below a path, by a proxy or by a setting of
+// their own. A repository may have a segment that is called v2.
+func TestBelowPaths(t *testing.T) {
+	const path = "/v2/team/app/manifests/v1"
+	for target, want := range map[string]string{
+		path: path, "/registry" + path: path, "/a/b/c" + path + "?ns=docker.io": path + "?ns=docker.io", "https://r.example.com/registry" + path: path,
+		"/v2/team/v2/app/manifests/v1": "/v2/team/v2/app/manifests/v1", "/x/v2/team/v2/app/manifests/v1": "/v2/team/v2/app/manifests/v1",
+		"/registry/v2/": "/v2/", "/registry/v2/?a=/v2/b": "/v2/?a=/v2/b",
+		"/repository/docker/v2/app/manifests/v1": "/v2/docker/app/manifests/v1", "/search?q=/v2/x": "/search?q=/v2/x", "/v3/app": "/v3/app",
+	} {
+		in := logs.NewInput(&logs.InputOptions{Format: trace.FormatCLF})
+		got := read(t, in, strings.Replace(combined("203.0.113.7"), path, target, 1)+"\n")
+		if len(got) != 1 || got[0].URI != want {
+			t.Errorf("%s: got %+v, want the URI %s; skipped %+v", target, got, want, in.Skipped())
+		}
+	}
+}
+
 // TestUnbracketed reads the clients of load balancers, which write IPv6 addresses with a port and
 // without brackets. A port of few digits could be a part of the address.
 func TestUnbracketed(t *testing.T) {

@@ -47,7 +47,8 @@ func isToken(s string) bool {
 
 // pathOf returns the path and query of a request's target. A proxy writes the whole URL.
 // Artifactory and Nexus have the registry's repositories below their own paths; there, the name of
-// their repository becomes the first segment of the registry's repository.
+// their repository becomes the first segment of the registry's repository. Any other registry may
+// be below a path of a proxy, or have one of its own, which is left out.
 func pathOf(uri string) string {
 	if scheme, rest, ok := strings.Cut(uri, "://"); ok && !strings.ContainsAny(scheme, "/?") {
 		i := strings.IndexAny(rest, "/?")
@@ -69,6 +70,11 @@ func pathOf(uri string) string {
 			return "/v2/" + rest
 		}
 		return "/v2/" + repo + "/" + rest
+	}
+	if path, _, _ := strings.Cut(uri, "?"); !strings.HasPrefix(path, "/v2/") {
+		if i := strings.Index(path, "/v2/"); i >= 0 {
+			return uri[i:]
+		}
 	}
 	return uri
 }
