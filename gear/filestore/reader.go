@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"syscall"
 
 	"example.org/slipway/gear"
 	"example.org/slipway/gear/filestore/hot"
@@ -93,15 +94,18 @@ func (s *Store) Cached(name gear.Name) []byte {
 func (f *File) Size() int64 { return f.at.size }
 
 // read calls do until it succeeds. The place of the content may change between two calls.
-// If do repeatedly returns an error which says that bytes differ from what was written,
-// read marks the content as lost.
+// If do repeatedly fails because of what the pack holds, or because the medium does not give
+// it back, read has the pack made again from parity. If that is impossible, and bytes differ
+// from what was written, read marks the content as lost. A medium may be read again later.
 func (f *File) read(ctx context.Context, do func() error) error {
 	var err error
+	var unreadable bool
 	for range tries {
 		if err = do(); err == nil {
 			return nil
 		}
-		if !errors.Is(err, objstore.ErrNotExist) && !isDamage(err) {
+		unreadable = isUnreadable(err)
+		if !unreadable && !errors.Is(err, objstore.ErrNotExist) && !isDamage(err) {
 			return err
 		}
 		f.s.places.drop(f.name)
@@ -121,7 +125,21 @@ func (f *File) read(ctx context.Context, do func() error) error {
 			return nil
 		}
 	}
+	if unreadable {
+		return err
+	}
 	return f.s.damaged(ctx, f.name, f.at.pack, err)
+}
+
+// isUnreadable reports whether an error says that a medium or a file system does not give
+// back what was written.
+func isUnreadable(err error) bool {
+	for _, e := range []error{syscall.EIO, syscall.EUCLEAN, syscall.EBADMSG, syscall.ENODATA} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
 }
 
 // isDamage reports whether an error says that bytes differ from what was written.
