@@ -46,8 +46,9 @@ type bed struct {
 	t   testing.TB
 	dir string
 	log *logtest.Buffer
-	// parity is as in Options, from the next start on.
-	parity int
+	// parity is as in Options, and packSize as in filestore.Options, from the next start on.
+	parity   int
+	packSize int64
 
 	cat    *catalog.Catalog
 	disk   *flipping
@@ -111,7 +112,7 @@ func (b *bed) open() {
 	b.disk = &flipping{Store: disk}
 	b.store, err = New(b.cat, b.disk, &Options{Log: log, TempDir: b.t.TempDir(), Parity: b.parity, OnCorrupt: func(e *filestore.CorruptError) { b.svc.Remake(e) }})
 	b.must(err)
-	b.files, err = filestore.New(b.cat, b.store, &filestore.Options{Log: log, Clock: b.clock, Proof: b.store.Proof(),
+	b.files, err = filestore.New(b.cat, b.store, &filestore.Options{Log: log, Clock: b.clock, Proof: b.store.Proof(), PackSize: b.packSize,
 		OnCorrupt: func(e *filestore.CorruptError) { b.svc.Remake(e) }})
 	b.must(err)
 	b.svc = gearregistry.New(b.cat, b, b.files, &gearregistry.Options{Logger: log, Clock: b.clock, TempDir: b.dir})
@@ -306,8 +307,17 @@ func compressed(level int, parts ...[]byte) []byte {
 type flipping struct {
 	objstore.Store
 	on atomic.Bool
+	// bad says which objects cannot be read; nil: all can.
+	bad atomic.Pointer[unreadable]
 	// left is how many operations are left until nothing works any more; 0: no limit.
 	left atomic.Int64
+}
+
+// unreadable are the objects whose keys have a prefix, until the one that has it for a key
+// is stored again, and the error of reading them.
+type unreadable struct {
+	prefix string
+	err    error
 }
 
 // stopAfter has the store do n more operations, and nothing after them.
@@ -336,6 +346,9 @@ func (f *flipping) step() error {
 func (f *flipping) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
 	if err := f.step(); err != nil {
 		return nil, err
+	}
+	if u := f.bad.Load(); u != nil && strings.HasPrefix(key, u.prefix) {
+		return nil, u.err
 	}
 	return f.Store.Get(ctx, key, off, n)
 }
@@ -382,5 +395,9 @@ func (u flippedUpload) Commit(ctx context.Context, key string) error {
 	if err := u.f.step(); err != nil {
 		return err
 	}
-	return u.Upload.Commit(ctx, key)
+	err := u.Upload.Commit(ctx, key)
+	if bad := u.f.bad.Load(); err == nil && bad != nil && bad.prefix == key {
+		u.f.bad.Store(nil)
+	}
+	return err
 }

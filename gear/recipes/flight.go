@@ -9,6 +9,9 @@ import (
 	"sync"
 	"time"
 
+	"example.org/slipway/gear"
+	"example.org/slipway/gear/filestore"
+	"example.org/slipway/gear/rebuild"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
 	"example.org/slipway/registry/catalog/gearfacts"
@@ -53,7 +56,7 @@ func (s *Store) acquire(l *gearfacts.LayerRecipe) (*flight, error) {
 	}
 	file, err := nameless(s.opts.TempDir)
 	if err != nil {
-		return nil, fmt.Errorf("make a file for a layer that is rebuilt: %w", err)
+		return nil, spoolError(err)
 	}
 	f = &flight{s: s, l: *l, file: file, refs: 1, changed: make(chan struct{})}
 	f.ctx, f.cancel = context.WithCancel(s.stop)
@@ -147,7 +150,7 @@ func (f *flight) run() {
 	f.mu.Unlock()
 	f.s.mu.Unlock()
 	if err != nil && f.ctx.Err() == nil {
-		f.s.log.Error("a dropped layer cannot be rebuilt; its packs are damaged or missing", "layer", f.l.Digest, "err", err)
+		f.s.log.Error("a dropped layer cannot be rebuilt", "layer", f.l.Digest, "err", err)
 	}
 }
 
@@ -161,25 +164,37 @@ func (f *flight) rebuild() error {
 	return asDamage(f.l.Digest, rebuildLayer(f.ctx, f.s.files, &f.l, f, f.s.opts.Workers))
 }
 
-// asDamage turns an error of a rebuild into the error of an object. A missing pack does
-// not mean that the layer is missing.
+// asDamage turns what a rebuild says about damaged or missing contents into the error of a
+// damaged object. A missing pack does not mean that the layer is missing. Other errors say
+// nothing about the layer: the catalogue did not answer, say, or no file could be opened.
+// A client must not be told then that the layer is lost.
 func asDamage(d oci.Digest, err error) error {
+	var corrupt *filestore.CorruptError
+	damage := errors.As(err, &corrupt) || storage.IsDamage(err)
+	for _, e := range []error{rebuild.ErrDamaged, filestore.ErrLost, filestore.ErrNotFound, gear.ErrContent, gear.ErrFormat} {
+		damage = damage || errors.Is(err, e)
+	}
 	var busy *objstore.BusyError
-	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, objstore.ErrNoSpace) || errors.As(err, &busy) || errors.Is(err, errSpool) {
+	switch {
+	case err == nil, errors.Is(err, context.Canceled):
 		return err
+	case !damage, errors.As(err, &busy):
+		return fmt.Errorf("rebuild layer %s: %w", d, err)
 	}
 	return fmt.Errorf("rebuild layer %s: %v: %w", d, err, objstore.ErrCorrupt)
 }
 
-// errSpool is an error of the temporary file into which a layer is rebuilt. It says
-// nothing about the layer.
-var errSpool = errors.New("keep a rebuilt layer in a temporary file")
+// spoolError is an error of the temporary file into which a layer is rebuilt. It says
+// nothing about the layer, whatever the system calls it.
+func spoolError(err error) error {
+	return &objstore.BusyError{Err: fmt.Errorf("keep a rebuilt layer in a temporary file: %w", err)}
+}
 
 // Write takes the next bytes of the layer.
 func (f *flight) Write(p []byte) (int, error) {
 	n, err := f.file.WriteAt(p, f.n) // nobody else changes n
 	if err != nil {
-		err = fmt.Errorf("%w: %w", errSpool, err)
+		err = spoolError(err)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -298,6 +313,9 @@ func (o *object) Read(p []byte) (int, error) {
 	if err == io.EOF && o.at < o.end {
 		err = nil
 	}
+	if err != nil && err != io.EOF {
+		err = spoolError(err)
+	}
 	return k, err
 }
 
@@ -326,7 +344,11 @@ func (p *places) ReadAt(b []byte, off int64) (int, error) {
 	if _, err := p.f.await(p.f.s.stop, off, true); err != nil {
 		return 0, err
 	}
-	return p.f.file.ReadAt(b, off)
+	n, err := p.f.file.ReadAt(b, off)
+	if err != nil && err != io.EOF {
+		err = spoolError(err)
+	}
+	return n, err
 }
 
 // Close implements io.Closer.
