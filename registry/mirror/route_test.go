@@ -36,7 +36,7 @@ func ring(t *testing.T, n int) (urls []string, stored []*registry.Registry) {
 			t.Fatal(err)
 		}
 		t.Cleanup(up.Close)
-		store := newRegistry(t, memstore.New(nil), &registry.Options{Partial: mirror.Names("m")})
+		store := newRegistry(t, memstore.New(nil), &registry.Options{Partial: func(string) bool { return true }})
 		m, err := mirror.New(store, &mirror.Options{Dir: t.TempDir(), Sources: []mirror.Source{{Name: "m", Upstream: up, TTL: -1, NegativeTTL: -1}}, Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
