@@ -37,6 +37,9 @@ func MakeVolumes(image []byte, root string) error {
 
 // makeDirs makes a directory below the directory top, and those above it.
 func makeDirs(top int, dir string) error {
+	if dir == "/" {
+		return nil
+	}
 	have := "."
 	for name := range strings.SplitSeq(strings.Trim(dir, "/"), "/") {
 		at, err := unix.Openat2(top, have, &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
