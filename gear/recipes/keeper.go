@@ -63,12 +63,17 @@ type Keeper struct {
 	p     Policy
 	now   func() time.Time
 
-	mu   sync.Mutex    // held during a pass, and during Rehydrate
-	busy time.Duration // work since the last rest
+	mu    sync.Mutex // held during a pass, and during Rehydrate
+	began time.Time  // when the pass began
+	// tried has the layers that the pass wanted to drop and could not. It leaves them to
+	// the next pass, because each try rebuilds the layer.
+	tried map[oci.Digest]bool
+	busy  time.Duration // work since the last rest
 
 	scrubbing sync.Mutex    // held during Scrub
 	limiter   *rate.Limiter // of Scrub; nil: no limit
 
+	full portion // the layers of a portion
 	// step is called after each step, for tests that end the process there. It may be
 	// nil.
 	step func(string) error
@@ -77,7 +82,8 @@ type Keeper struct {
 // NewKeeper returns the keeper of a registry. It writes recipes with files. It does
 // nothing before Pass, Scrub or Rehydrate is called.
 func NewKeeper(s *Store, files *filestore.Store, reg *registry.Registry, p Policy) *Keeper {
-	return &Keeper{s: s, files: files, reg: reg, p: p, now: reg.Upkeep().Replica.Now, limiter: newLimiter(p.ScrubRate)}
+	return &Keeper{s: s, files: files, reg: reg, p: p, now: reg.Upkeep().Replica.Now, limiter: newLimiter(p.ScrubRate),
+		full: fullPortion}
 }
 
 // Report says what a pass did.
@@ -98,6 +104,9 @@ type Report struct {
 
 // Pass considers all layers once. It may be interrupted at any point; the next pass
 // continues the work. A layer that cannot be dropped does not stop the work on others.
+//
+// The work is done in portions: the layers of one are protected and dropped before the
+// next portion begins. Layers whose recipes were made by an earlier pass come first.
 func (k *Keeper) Pass(ctx context.Context) (rep Report, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -113,20 +122,47 @@ func (k *Keeper) Pass(ctx context.Context) (rep Report, err error) {
 	if err := k.bringBack(ctx, &rep); err != nil {
 		return rep, fmt.Errorf("store layers again that are pulled often: %w", err)
 	}
+	k.began, k.tried = k.now(), map[oci.Digest]bool{}
+	k.s.passes(&Progress{Since: k.began})
+	defer k.s.passes(nil)
 	if k.p.ColdAfter > 0 {
+		if err := k.dropDue(ctx, &rep); err != nil {
+			return rep, err
+		}
 		if err := k.makeAll(ctx, &rep); err != nil {
-			return rep, fmt.Errorf("make recipes: %w", err)
+			return rep, err
 		}
 	}
-	if err := k.protect(ctx, &rep); err != nil {
+	// Groups that lack packs are merged, and those that nothing needs go.
+	if err := k.protect(ctx, &rep, k.now()); err != nil {
 		return rep, fmt.Errorf("keep the parity of packs: %w", err)
 	}
-	if k.p.ColdAfter > 0 {
-		if err := k.dropAll(ctx, &rep); err != nil {
-			return rep, fmt.Errorf("drop layers: %w", err)
-		}
-	}
 	return rep, k.s.metrics.count(ctx, k.s.cat)
+}
+
+// portion is the work between two moments at which nothing is left half done.
+type portion struct {
+	layers int
+	bytes  int64
+}
+
+// fullPortion is the portion of a Keeper. Each portion asks the catalogue for all groups of
+// packs, which must take little time beside the work on the portion.
+var fullPortion = portion{256, 1 << 30}
+
+// fills adds a layer to a portion and reports whether the portion is full then.
+func (k *Keeper) fills(p *portion, size int64) bool {
+	p.layers++
+	p.bytes += size
+	return p.layers >= k.full.layers || p.bytes >= k.full.bytes
+}
+
+// progress says what the pass has done so far.
+func (k *Keeper) progress(ctx context.Context, rep *Report) error {
+	k.s.passes(&Progress{Since: k.began, Report: *rep})
+	k.s.log.Info("the pass over cold layers goes on", "made", rep.Made, "refused", rep.Refused, "dropped", rep.Dropped,
+		"bytes", rep.DroppedBytes, "failed", rep.Failed)
+	return k.s.metrics.count(ctx, k.s.cat)
 }
 
 // did reports a step to a test.
@@ -248,21 +284,32 @@ func (k *Keeper) redrop(ctx context.Context, l *gearfacts.LayerRecipe) error {
 	return k.remove(ctx, l)
 }
 
-// makeAll makes the recipes of cold layers.
+// makeAll makes the recipes of cold layers. After each portion it drops what is due by
+// then.
 func (k *Keeper) makeAll(ctx context.Context, rep *Report) error {
 	before := k.now().Add(-k.p.ColdAfter)
+	var made portion
 	for after := int64(0); ; {
 		list, err := gearfacts.NewRecipes(k.s.cat.DB).ColdLayers(ctx, before, k.p.LeastBytes, after, page)
-		if err != nil || len(list) == 0 {
-			return err
+		if err != nil {
+			return fmt.Errorf("look for cold layers: %w", err)
+		}
+		if len(list) == 0 {
+			return k.dropDue(ctx, rep)
 		}
 		for _, l := range list {
 			after = l.ID
-			if !k.matches(l.Repositories) {
+			if !k.matches(l.Repositories) || k.tried[l.Digest] {
 				continue
 			}
 			if err := k.alone(ctx, rep, l.Digest, func() error { return k.makeOne(ctx, l.Digest, rep) }); err != nil {
-				return err
+				return fmt.Errorf("make recipes: %w", err)
+			}
+			if k.fills(&made, l.Size) {
+				made = portion{}
+				if err := errors.Join(k.dropDue(ctx, rep), k.progress(ctx, rep)); err != nil {
+					return err
+				}
 			}
 		}
 	}
@@ -394,39 +441,80 @@ func (k *Keeper) rest(ctx context.Context) error {
 	}
 }
 
-// dropAll proves again the layers that have waited long enough, and drops them. Recipes
-// that are stored but not proven come from a process that ended.
-func (k *Keeper) dropAll(ctx context.Context, rep *Report) error {
-	return k.each(ctx, gearfacts.RecipeMade, gearfacts.RecipeProven, rep, func(l *gearfacts.LayerRecipe) error {
-		if l.State == gearfacts.RecipeMade {
-			return k.first(ctx, l.Digest, rep)
-		}
-		if l.Due.After(k.now()) {
-			return nil
-		}
-		cold, repos, err := gearfacts.NewRecipes(k.s.cat.DB).IsCold(ctx, l.Digest, k.now().Add(-k.p.ColdAfter))
+// dropDue proves again the layers that have waited long enough, and drops them. Only the
+// packs of one portion are protected before its layers are dropped.
+func (k *Keeper) dropDue(ctx context.Context, rep *Report) error {
+	until := k.now() // layers that come to be due meanwhile wait for the next call
+	var last *gearfacts.LayerRecipe
+	for {
+		list, err := gearfacts.NewRecipes(k.s.cat.DB).DueLayers(ctx, until, last, k.full.layers)
 		if err != nil {
-			return err
+			return fmt.Errorf("look for layers to drop: %w", err)
 		}
-		if !cold || !k.matches(repos) { // the recipe is kept until the layer is cold again
-			return gearfacts.NewRecipes(k.s.cat.DB).ProveRecipe(ctx, l.Digest, l.Rate, k.now().Add(k.p.Again))
-		}
-		if _, err := k.prove(ctx, l); err != nil {
-			return errors.Join(fmt.Errorf("rebuild it once more: %w", err), gearfacts.NewRecipes(k.s.cat.DB).EndRecipe(ctx, l.Digest))
-		}
-		if err := k.did("proven again"); err != nil {
-			return err
-		}
-		err = k.remove(ctx, l)
-		if errors.Is(err, gearfacts.ErrStale) || errors.Is(err, gearfacts.ErrUnprotected) { // it is being deleted, or has changed
+		if len(list) == 0 {
 			return nil
 		}
-		if err == nil {
-			rep.Dropped++
-			rep.DroppedBytes += l.Size
+		var p portion
+		var work []*gearfacts.LayerRecipe
+		for i := range list {
+			last = &list[i]
+			if k.tried[last.Digest] {
+				continue
+			}
+			work = append(work, last)
+			if k.fills(&p, last.Size) {
+				break
+			}
 		}
+		if len(work) == 0 {
+			continue
+		}
+		if err := k.protect(ctx, rep, last.Due); err != nil {
+			return fmt.Errorf("keep the parity of packs: %w", err)
+		}
+		for _, l := range work {
+			if err := k.alone(ctx, rep, l.Digest, func() error { return k.dropOne(ctx, l, rep) }); err != nil {
+				return fmt.Errorf("drop layers: %w", err)
+			}
+		}
+		if err := k.progress(ctx, rep); err != nil {
+			return err
+		}
+	}
+}
+
+// dropOne proves a layer again and drops it. A recipe that is stored but not proven comes
+// from a process that ended.
+func (k *Keeper) dropOne(ctx context.Context, l *gearfacts.LayerRecipe, rep *Report) error {
+	if l.State == gearfacts.RecipeMade {
+		err := k.first(ctx, l.Digest, rep)
+		k.tried[l.Digest] = err != nil
 		return err
-	})
+	}
+	k.tried[l.Digest] = true
+	cold, repos, err := gearfacts.NewRecipes(k.s.cat.DB).IsCold(ctx, l.Digest, k.now().Add(-k.p.ColdAfter))
+	if err != nil {
+		return err
+	}
+	if !cold || !k.matches(repos) { // the recipe is kept until the layer is cold again
+		return gearfacts.NewRecipes(k.s.cat.DB).ProveRecipe(ctx, l.Digest, l.Rate, k.now().Add(k.p.Again))
+	}
+	if _, err := k.prove(ctx, l); err != nil {
+		return errors.Join(fmt.Errorf("rebuild it once more: %w", err), gearfacts.NewRecipes(k.s.cat.DB).EndRecipe(ctx, l.Digest))
+	}
+	if err := k.did("proven again"); err != nil {
+		return err
+	}
+	err = k.remove(ctx, l)
+	if errors.Is(err, gearfacts.ErrStale) || errors.Is(err, gearfacts.ErrUnprotected) { // it is being deleted, or has changed
+		return nil
+	}
+	if err == nil {
+		rep.Dropped++
+		rep.DroppedBytes += l.Size
+		delete(k.tried, l.Digest)
+	}
+	return err
 }
 
 // remove makes the recipe stand for a layer that was just proven, and deletes the object.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"example.org/slipway/gear/filestore"
+	"example.org/slipway/gear/filestore/parity"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog/gearfacts"
@@ -369,8 +370,9 @@ func TestParityEnds(t *testing.T) {
 }
 
 // TestPlanGroups checks properties of plans for any packs and groups: each needed pack is
-// in a group afterwards, groups that stay do not lose packs, and a plan that was carried
-// out leads to no other one.
+// in a group afterwards, groups that stay do not lose packs, a plan that was carried out
+// leads to no other one, and few packs have parity of their own only if no group has room
+// for them.
 func TestPlanGroups(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(200) {
@@ -399,6 +401,23 @@ func TestPlanGroups(t *testing.T) {
 					t.Fatalf("seed %d: a second plan makes %d groups and drops %d", seed, len(p.make), len(p.drop))
 				}
 				groups = carryOut(groups, p, &next)
+			}
+			few, room, partial := 0, 0, 0
+			for _, g := range groups {
+				switch n := len(g.Packs); {
+				case n > parity.GroupPacks+mostJoin:
+					t.Fatalf("seed %d: a group of %d packs", seed, n)
+				case n <= mostJoin:
+					few = n
+				case n >= parity.GroupPacks:
+					room = max(room, parity.GroupPacks+mostJoin-n)
+				}
+				if len(g.Packs) < parity.GroupPacks {
+					partial++
+				}
+			}
+			if partial > 1 || few > 0 && room >= few {
+				t.Fatalf("seed %d: %d groups are partial, and %d packs are alone beside a group with room for %d", seed, partial, few, room)
 			}
 			covered := map[gearfacts.Object]int{}
 			for _, g := range groups {

@@ -11,12 +11,12 @@ import (
 	"example.org/slipway/registry/catalog/gearfacts"
 )
 
-// protect keeps the groups in which the packs of dropped layers, and of layers that will
-// be dropped now, protect each other. Each such pack gets into a group. Groups that lack
+// protect keeps the groups in which the packs of dropped layers, and of layers that are
+// due by a time, protect each other. Each such pack gets into a group. Groups that lack
 // packs are merged. A group is forgotten when other groups protect its packs, or when no
 // dropped layer needs them. A crash leaves at most groups that are not needed, and files
 // that no group has; the next pass removes both.
-func (k *Keeper) protect(ctx context.Context, rep *Report) error {
+func (k *Keeper) protect(ctx context.Context, rep *Report, due time.Time) error {
 	facts := gearfacts.NewParity(k.s.cat.DB)
 	groups, err := facts.Groups(ctx, gearfacts.Name{})
 	if err != nil {
@@ -24,7 +24,7 @@ func (k *Keeper) protect(ctx context.Context, rep *Report) error {
 	}
 	var packs []gearfacts.Object
 	if k.s.opts.Parity > 0 {
-		if packs, err = facts.ToProtect(ctx, k.now()); err != nil {
+		if packs, err = facts.ToProtect(ctx, due); err != nil {
 			return err
 		}
 	}
@@ -103,7 +103,8 @@ type plan struct {
 
 // planGroups puts packs, the largest first, into groups. It keeps full groups that are
 // still needed. Packs of about the same size go together, because a parity file is as long
-// as the largest pack of its group.
+// as the largest pack of its group. Few packs that are left join a full group, which is
+// made again: parity of their own would take as much as the largest of them.
 func planGroups(groups []gearfacts.ParityGroup, packs []gearfacts.Object, files int) plan {
 	needed := map[gearfacts.Name]bool{}
 	for _, p := range packs {
@@ -112,6 +113,7 @@ func planGroups(groups []gearfacts.ParityGroup, packs []gearfacts.Object, files 
 	var p plan
 	covered := map[gearfacts.Name]bool{}
 	partial := map[string]int64{} // the ID of a partial group, by the packs in it
+	var full []*gearfacts.ParityGroup
 	for i := range groups {
 		g := &groups[i]
 		sound := !g.Broken && len(g.Files) == files && !slices.Contains(g.InUse, false)
@@ -120,6 +122,10 @@ func planGroups(groups []gearfacts.ParityGroup, packs []gearfacts.Object, files 
 			for _, o := range g.Packs {
 				covered[o.Digest] = true
 			}
+			// One with a damaged pack cannot be made again. Such packs do not count as needed.
+			if !slices.ContainsFunc(g.Packs, func(o gearfacts.Object) bool { return !needed[o.Digest] }) {
+				full = append(full, g)
+			}
 		case sound && partial[keyOf(g.Packs)] == 0:
 			partial[keyOf(g.Packs)] = g.ID
 		default:
@@ -127,7 +133,18 @@ func planGroups(groups []gearfacts.ParityGroup, packs []gearfacts.Object, files 
 		}
 	}
 	packs = slices.DeleteFunc(slices.Clone(packs), func(o gearfacts.Object) bool { return covered[o.Digest] })
-	for part := range slices.Chunk(packs, parity.GroupPacks) {
+	parts := slices.Collect(slices.Chunk(packs, parity.GroupPacks))
+	if n := len(parts); n > 0 && len(parts[n-1]) <= mostJoin {
+		rest := parts[n-1]
+		if n > 1 {
+			parts[n-2] = slices.Concat(parts[n-2], rest)
+			parts = parts[:n-1]
+		} else if g := roomy(full, len(rest)); g != nil {
+			parts[0] = slices.Concat(g.Packs, rest)
+			p.drop = append(p.drop, g.ID)
+		}
+	}
+	for _, part := range parts {
 		if partial[keyOf(part)] != 0 {
 			delete(partial, keyOf(part))
 			continue
@@ -138,6 +155,29 @@ func planGroups(groups []gearfacts.ParityGroup, packs []gearfacts.Object, files 
 		p.drop = append(p.drop, id)
 	}
 	return p
+}
+
+// mostJoin is how many packs join a full group instead of forming their own. So a group
+// has at most parity.GroupPacks + mostJoin packs.
+const mostJoin = 4
+
+// roomy returns the group to which n packs can be added, and of which the parity is the
+// longest, as it then becomes hardly longer. It returns nil if all are too large.
+func roomy(groups []*gearfacts.ParityGroup, n int) (best *gearfacts.ParityGroup) {
+	for _, g := range groups {
+		if len(g.Packs)+n <= parity.GroupPacks+mostJoin && (best == nil || largest(g.Packs) > largest(best.Packs)) {
+			best = g
+		}
+	}
+	return best
+}
+
+// largest returns the size of the largest pack.
+func largest(packs []gearfacts.Object) (n int64) {
+	for _, p := range packs {
+		n = max(n, p.Size)
+	}
+	return n
 }
 
 // keyOf identifies a list of packs.

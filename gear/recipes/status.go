@@ -32,6 +32,16 @@ type Status struct {
 	// damaged, unreadable or missing. UnreadablePacks has at most 100 of them.
 	Unreadable      int64            `json:"unreadable"`
 	UnreadablePacks []UnreadablePack `json:"unreadable_packs,omitempty"`
+	// Pass is the pass that is running; nil: none.
+	Pass *Progress `json:"pass,omitempty"`
+}
+
+// Progress says what a running pass has done.
+type Progress struct {
+	// Since is when the pass began.
+	Since time.Time `json:"since"`
+	// Report counts the work up to the last portion that was finished.
+	Report
 }
 
 // UnreadablePack is a damaged pack under dropped layers.
@@ -69,10 +79,20 @@ func (s *Store) Status(ctx context.Context) (st Status, err error) {
 		return st, fmt.Errorf("count damaged packs: %w", err)
 	}
 	list, err := checks.Damaged(ctx, maxUnreadable)
+	s.mu.Lock()
+	st.Pass = s.pass
+	s.mu.Unlock()
 	for _, p := range list {
 		st.UnreadablePacks = append(st.UnreadablePacks, UnreadablePack{Key: storage.PackPrefix + hex.EncodeToString(p.Digest[:]), Damage: p.Damage})
 	}
 	return st, err
+}
+
+// passes records what the running pass has done; nil: no pass is running.
+func (s *Store) passes(p *Progress) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pass = p
 }
 
 // metrics has the metrics of a Store and its Keeper.

@@ -75,6 +75,7 @@ type Store struct {
 	kept    int64 // size of the layers that nobody reads
 	counts  counts
 	closed  bool
+	pass    *Progress // is not changed; nil: no pass is running
 
 	metrics *metrics
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -144,13 +145,16 @@ when nobody reads them.`,
 
 // printRecipeStatus prints which layers are dropped, if any are or soon will be.
 func printRecipeStatus(cmd *cobra.Command, st *recipes.Status) {
-	if st.Layers+st.Waiting+st.Refused == 0 {
+	if st.Layers+st.Waiting+st.Refused == 0 && st.Pass == nil {
 		return
 	}
 	w := cmd.OutOrStdout()
 	fmt.Fprintf(w, "%d layers of %s are dropped; their recipes take %s\n", st.Layers, command.Size(st.Bytes), command.Size(st.RecipeBytes))
 	fmt.Fprintf(w, "%d layers of %s have a recipe and wait to be dropped, %d of %s stay as they are\n",
 		st.Waiting, command.Size(st.WaitingBytes), st.Refused, command.Size(st.RefusedBytes))
+	if p := st.Pass; p != nil {
+		fmt.Fprintf(w, "a pass since %s has made %d recipes and dropped %d layers of %s so far\n", p.Since.UTC().Format(time.RFC3339), p.Made, p.Dropped, command.Size(p.DroppedBytes))
+	}
 	if st.Unreadable == 0 {
 		return
 	}

@@ -31,8 +31,8 @@ const (
 	// packPrefix and parityPrefix begin the keys of packs and parity files.
 	packPrefix   = "slipway/gear/packs/"
 	parityPrefix = "slipway/gear/parity/"
-	// GroupPacks is how many packs a full group has. With one parity file, parity takes a
-	// tenth of the packs.
+	// GroupPacks is how many packs a full group has at least. With one parity file, parity
+	// takes a tenth of the packs, or less.
 	GroupPacks = 10
 	// parityBlock is how many bytes of each pack of a group are in RAM at a time.
 	parityBlock = 256 << 10

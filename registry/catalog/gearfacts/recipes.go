@@ -105,6 +105,19 @@ func (c Recipes) LayerRecipes(ctx context.Context, from, to RecipeState, after o
 	return c.recipes(ctx, `WHERE r.state BETWEEN ? AND ? AND r.digest > ? ORDER BY r.digest LIMIT ?`, int(from), int(to), string(after), n)
 }
 
+// DueLayers returns at most n layers that are on their way to be dropped and must be
+// rebuilt by the time until. The one that waits longest comes first. Layers whose recipe
+// was never proven wait since the epoch. after, if not nil, is the last layer of the
+// previous call.
+func (c Recipes) DueLayers(ctx context.Context, until time.Time, after *LayerRecipe, n int) ([]LayerRecipe, error) {
+	due, digest := int64(-1), oci.Digest("")
+	if after != nil {
+		due, digest = after.Due.UnixMilli(), after.Digest
+	}
+	return c.recipes(ctx, `WHERE r.state BETWEEN 1 AND 2 AND r.due_at <= ? AND (r.due_at > ? OR r.due_at = ? AND r.digest > ?) ORDER BY r.due_at, r.digest LIMIT ?`,
+		until.UnixMilli(), due, due, string(digest), n)
+}
+
 // ColdLayer is a layer that nobody has pulled for a while.
 type ColdLayer struct {
 	// ID increases in the order in which layers were converted.
