@@ -310,6 +310,16 @@ setup_test() {
 	say "everything for make test is in place"
 }
 
+# old_containerd VERSION builds an older containerd, with its shim and its client, in a directory of
+# their own: the shim has the same name in all versions. go install refuses version 2.1, whose go.mod
+# excludes versions of other modules.
+old_containerd() {
+	local version=$1 bin=$tools/containerd-$1 c
+	for c in containerd containerd-shim-runc-v2 ctr; do
+		module_tool $c github.com/containerd/containerd/v2 github.com/containerd/containerd/v2/cmd/$c "v$version"
+	done
+}
+
 # old_release VERSION COMMIT makes $tools/slipway-VERSION, once: the program and the chart of a release,
 # from its commit in this repository.
 old_release() {
@@ -347,6 +357,7 @@ setup_kubernetes() {
 	done
 	module_tool etcd go.etcd.io/etcd/server/v3 go.etcd.io/etcd/server/v3 v3.6.16
 	go_tool coredns github.com/coredns/coredns v1.15.0
+	old_containerd 2.1.9
 	old_release 0.1.0 a5c7ab084adf
 	if [ ${#missing[@]} -gt 0 ]; then
 		warn "NOT INSTALLED: ${missing[*]}; make test-kubernetes needs them"

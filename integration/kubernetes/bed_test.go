@@ -67,7 +67,8 @@ type bed struct {
 	pods     int
 }
 
-func newBed(t *testing.T) *bed {
+// newBed starts a registry and a node with the containerd of a directory.
+func newBed(t *testing.T, containerd string) *bed {
 	t.Helper()
 	tool.NeedRoot(t)
 	for _, name := range []string{"containerd", "containerd-shim-runc-v2", "runc", "loopback", "bridge", "host-local"} {
@@ -98,7 +99,7 @@ func newBed(t *testing.T) *bed {
 	b.registry = slipway.Start(t, t.TempDir(), &slipway.Options{Config: fmt.Sprintf(access, passwords, b.issuer.URL, b.issuer.authority(t)), Host: net.Addr})
 	b.push("public/pause:1", imagetest.Summed(t, 0, 1, 1, 1))
 	b.Node, err = ctrnode.Start(t.Context(), ctrnode.Options{
-		Dir: filepath.Join(dir, "n"), Binary: slipway.Binary(t), Way: ctrnode.Gear, Net: link, Registries: []string{b.registry.Addr},
+		Dir: filepath.Join(dir, "n"), Binary: slipway.Binary(t), Containerd: containerd, Way: ctrnode.Gear, Net: link, Registries: []string{b.registry.Addr},
 		CRI:   &ctrnode.CRI{Sandbox: b.ref("public/pause:1"), Pods: "10.88.0.0/24"},
 		Agent: "fetch: {mode: lazy, background: false}\n",
 	})

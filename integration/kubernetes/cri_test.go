@@ -18,11 +18,27 @@ import (
 	"example.org/slipway/integration/internal/imagetest"
 	"example.org/slipway/integration/internal/proc"
 	"example.org/slipway/integration/internal/slipway"
+	"example.org/slipway/integration/internal/tool"
 )
 
+// oldest is the oldest containerd that images start lazily with (docs/kubernetes.md).
+const oldest = "2.1.9"
+
 // TestCRI sends a node the requests that kubelet sends during the life of pods.
-func TestCRI(t *testing.T) {
-	b := newBed(t)
+func TestCRI(t *testing.T) { life(t, tool.Dir()) }
+
+// TestOldContainerd does the same with the oldest containerd that the documentation promises to work.
+func TestOldContainerd(t *testing.T) {
+	dir := filepath.Join(filepath.Dir(tool.Dir()), "containerd-"+oldest)
+	if _, err := os.Stat(filepath.Join(dir, "containerd")); err != nil {
+		t.Skipf("tool not installed: containerd-%s (scripts/setup.sh kubernetes builds it)", oldest)
+	}
+	life(t, dir)
+}
+
+// life takes pods through their life on a node with the containerd of a directory.
+func life(t *testing.T, containerd string) {
+	b := newBed(t, containerd)
 	ref := b.push("public/app:1", imagetest.Summed(t, 1, files, fileBytes, largeBytes))
 	private := b.push("one/app:1", imagetest.Summed(t, 2, files, fileBytes, largeBytes))
 	account := b.push("three/app:1", imagetest.Summed(t, 3, files, fileBytes, largeBytes))

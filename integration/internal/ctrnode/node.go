@@ -56,6 +56,8 @@ type Options struct {
 	DiskBytes int64
 	// Binary is the path of slipway.
 	Binary string
+	// Containerd is the directory of containerd, its shim and its client; default [tool.Dir].
+	Containerd string
 	// Way is how the node gets its images; default Plain.
 	Way string
 	// Net is the node's network. If it is nil, the node uses this machine's network.
@@ -95,8 +97,8 @@ type Node struct {
 
 // Start starts a node on an empty directory.
 func Start(ctx context.Context, o Options) (n *Node, err error) {
-	o.Way = cmp.Or(o.Way, Plain)
-	n = &Node{Dir: o.Dir, o: o, env: []string{"PATH=" + tool.Dir() + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+	o.Way, o.Containerd = cmp.Or(o.Way, Plain), cmp.Or(o.Containerd, tool.Dir())
+	n = &Node{Dir: o.Dir, o: o, env: []string{"PATH=" + o.Containerd + ":" + tool.Dir() + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"HOME=" + o.Dir, "LANG=C.UTF-8", "TMPDIR=" + o.Dir}}
 	defer func() {
 		if err != nil {
@@ -162,7 +164,7 @@ func (n *Node) startContainerd(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	n.containerd, err = n.launch("containerd", exec.Command(filepath.Join(tool.Dir(), "containerd"), "--config", n.path("containerd.toml")))
+	n.containerd, err = n.launch("containerd", exec.Command(filepath.Join(n.o.Containerd, "containerd"), "--config", n.path("containerd.toml")))
 	if err != nil {
 		return err
 	}
@@ -214,7 +216,7 @@ func (n *Node) Snapshotter() string {
 
 // Ctr runs a command of containerd's client and returns what it printed.
 func (n *Node) Ctr(ctx context.Context, args ...string) (string, error) {
-	return n.run(ctx, filepath.Join(tool.Dir(), "ctr"), append([]string{"-a", n.path("c.sock")}, args...))
+	return n.run(ctx, filepath.Join(n.o.Containerd, "ctr"), append([]string{"-a", n.path("c.sock")}, args...))
 }
 
 // Slipway runs a subcommand on the node's agent. Arguments after -- are not the subcommand's own.
@@ -274,7 +276,7 @@ func (n *Node) Tasks() *tasks.Ctr {
 	if own, err := os.MkdirTemp(dir, ""); err == nil { // otherwise the run fails
 		dir = own
 	}
-	return &tasks.Ctr{Program: filepath.Join(tool.Dir(), "ctr"), Socket: n.path("c.sock"), Snapshotter: n.Snapshotter(), Env: n.env, Dir: dir}
+	return &tasks.Ctr{Program: filepath.Join(n.o.Containerd, "ctr"), Socket: n.path("c.sock"), Snapshotter: n.Snapshotter(), Env: n.env, Dir: dir}
 }
 
 // Logs returns the end of the output of each of the node's processes.
