@@ -25,7 +25,7 @@ import (
 const oldest = "2.1.9"
 
 // TestCRI sends a node the requests that kubelet sends during the life of pods.
-func TestCRI(t *testing.T) { life(t, tool.Dir()) }
+func TestCRI(t *testing.T) { life(t, tool.Dir(), "2.4.") }
 
 // TestOldContainerd does the same with the oldest containerd that the documentation promises to work.
 func TestOldContainerd(t *testing.T) {
@@ -33,12 +33,18 @@ func TestOldContainerd(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "containerd")); err != nil {
 		t.Skipf("tool not installed: containerd-%s (scripts/setup.sh kubernetes builds it)", oldest)
 	}
-	life(t, dir)
+	life(t, dir, oldest)
 }
 
-// life takes pods through their life on a node with the containerd of a directory.
-func life(t *testing.T, containerd string) {
+// life takes pods through their life on a node with the containerd of a directory, whose version
+// begins with version.
+func life(t *testing.T, containerd, version string) {
 	b := newBed(t, containerd)
+	said, err := b.Ctr(t.Context(), "version")
+	_, serving, _ := strings.Cut(said, "Server:")
+	if err != nil || !strings.Contains(serving, " "+version) {
+		t.Fatalf("the node's containerd is not %s but %s, error %v", version, serving, err)
+	}
 	ref := b.push("public/app:1", imagetest.Summed(t, 1, files, fileBytes, largeBytes))
 	private := b.push("one/app:1", imagetest.Summed(t, 2, files, fileBytes, largeBytes))
 	account := b.push("three/app:1", imagetest.Summed(t, 3, files, fileBytes, largeBytes))
