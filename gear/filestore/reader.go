@@ -134,12 +134,8 @@ func (f *File) read(ctx context.Context, do func() error) error {
 // isUnreadable reports whether an error says that a medium or a file system does not give
 // back what was written.
 func isUnreadable(err error) bool {
-	for _, e := range []error{syscall.EIO, syscall.EUCLEAN, syscall.EBADMSG, syscall.ENODATA} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+	var errno syscall.Errno
+	return errors.As(err, &errno) && slices.Contains([]syscall.Errno{syscall.EIO, syscall.EUCLEAN, syscall.EBADMSG, syscall.ENODATA}, errno)
 }
 
 // isDamage reports whether an error says that bytes differ from what was written.
