@@ -163,7 +163,7 @@ func (b *bed) startTraffic() {
 // that its counters are seen to move.
 func (b *bed) startAgent(m *monitor) {
 	b.t.Helper()
-	a := node.Start(b.t, "metrics: {addr: '"+b.agentAddr+"'}\n")
+	a := node.Start(b.t, "metrics: {addr: '"+b.agentAddr+"'}\npeers: {listen: '"+slipway.FreeAddr(b.t)+"'}\n")
 	b.use(a, "first")
 	proc.Poll(b.t, patience, "scrape of the agent", func() bool {
 		files, err := m.values("slipway_agent_cache_files > 0")

@@ -109,7 +109,7 @@ func queries(t *testing.T, b *dashboard.Board) map[string]string {
 // moment, waiting, what nobody does here, and what takes longer than this test.
 var maybeZero = regexp.MustCompile(`error|fail|5\.\.|Failures|stale|denied|damaged|dropped|wasted|broken|resumed|retries|hedges|lies|unwritten|backoff|outcome=~|token_requests` +
 	`|in_flight|in_memory|queued|running|waiting|active|fills\{|fill_memory|saved|abandoned|over_budget|resting|bypassed|pinned` +
-	`|gc_deleted|settled|warm_orders|ram_evictions|tier_evictions|evicted|agent_pool_read|stalls|stalled|volume`)
+	`|gc_deleted|settled|peers|warm_orders|ram_evictions|tier_evictions|evicted|agent_pool_read|stalls|stalled|volume`)
 
 // waitFor waits until all expressions have had a number, and a number other than 0 if they must. It
 // returns those without one at the end.
