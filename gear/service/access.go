@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -304,6 +305,62 @@ func (s *Service) Fetch(ctx context.Context, repo string, names []gear.Name, w i
 	return s.files.Stream(ctx, w, names, &filestore.StreamOptions{Allow: func(ctx context.Context, names []gear.Name) ([]bool, error) {
 		return s.visible(ctx, repo, names)
 	}})
+}
+
+// packBytes bounds the files of a pack, in bytes of content. A client that wants one of
+// the last waits for the others.
+const packBytes = 64 << 20
+
+// Pack returns those of the names in an image's profile whose files are sent in one stream
+// to a client that has none of them, each once, up to 64 MiB: files of the image that the
+// repository may read. A report may have named others. Large files are not among them,
+// because clients fetch parts of them. Errors: MANIFEST_UNKNOWN.
+func (s *Service) Pack(ctx context.Context, repo string, manifest oci.Digest, names []gear.Name) ([]gear.Name, error) {
+	m, err := s.cat.Manifest(ctx, repo, manifest)
+	if errors.Is(err, catalog.ErrNotFound) || errors.Is(err, catalog.ErrNoRepository) {
+		return nil, oci.Errorf(oci.CodeManifestUnknown, "%s has no manifest %s", repo, manifest)
+	}
+	if err != nil {
+		return nil, storage.Unavailable(err)
+	}
+	var image struct {
+		Layers []oci.Descriptor `json:"layers"`
+	}
+	if json.Unmarshal(m.Content, &image) != nil {
+		return nil, nil
+	}
+	layers := make([]oci.Digest, len(image.Layers))
+	for i := range layers {
+		layers[i] = image.Layers[i].Digest
+	}
+	may, err := s.visible(ctx, repo, names)
+	if err != nil {
+		return nil, storage.Unavailable(err)
+	}
+	files, err := s.contents.InLayers(ctx, names, layers)
+	if err != nil {
+		return nil, fmt.Errorf("look up the files of a profile: %w", err)
+	}
+	sizes := make(map[gear.Name]int64, len(files))
+	for i := range files {
+		if f := &files[i]; f.Size < gear.LargeFile && f.Pack != (gear.Name{}) {
+			sizes[f.Name] = f.Size
+		}
+	}
+	var pack []gear.Name
+	left := int64(packBytes)
+	for i, n := range names {
+		size, ok := sizes[n]
+		if !ok || !may[i] {
+			continue
+		}
+		delete(sizes, n)
+		if left -= size; left < 0 {
+			break
+		}
+		pack = append(pack, n)
+	}
+	return pack, nil
 }
 
 // Missing reports which files must be uploaded to a repository: files that it may not

@@ -33,6 +33,10 @@ type Gear interface {
 	// implementation may use before it waits for something slow. An error before anything
 	// was sent is answered as an error. A later error cuts the connection.
 	Fetch(ctx context.Context, repo string, names [][32]byte, w io.Writer) error
+	// Pack returns those of the names in an image's profile whose files are sent in one
+	// stream to a client that has none of them: files of the image that clients fetch as a
+	// whole, each once. Errors: MANIFEST_UNKNOWN.
+	Pack(ctx context.Context, repo string, manifest oci.Digest, names [][32]byte) ([][32]byte, error)
 	// Missing reports for each name whether the repository needs it uploaded. The result
 	// has an element for each of names.
 	Missing(ctx context.Context, repo string, names [][32]byte) ([]bool, error)

@@ -16,6 +16,11 @@ func (s *Server) fetchGear(q *request) error {
 		return err
 	}
 	defer list.Release()
+	if list.Profile != "" {
+		if list.Names, err = s.opts.Gear.Pack(q.ctx(), q.Repo, list.Profile, list.Names); err != nil {
+			return err
+		}
+	}
 	w := newStreamWriter(q)
 	defer w.release()
 	if err := s.opts.Gear.Fetch(q.ctx(), q.Repo, list.Names, w); err != nil {

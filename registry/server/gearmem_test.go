@@ -203,6 +203,13 @@ func (m *memGear) Fetch(ctx context.Context, repo string, names []name, w io.Wri
 	return nil
 }
 
+// Pack leaves out the empty file.
+func (m *memGear) Pack(_ context.Context, repo string, _ oci.Digest, names []name) ([]name, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(names), func(n name) bool { return len(m.files[repo][n]) == 0 }), nil
+}
+
 func (m *memGear) Missing(_ context.Context, repo string, names []name) ([]bool, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -140,8 +140,26 @@ func scanGearFile(r *sql.Rows) (f File, err error) {
 // Files returns what is known about contents, in no particular order. It omits unknown
 // names. Lost contents have no pack.
 func (c Files) Files(ctx context.Context, names []Name) ([]File, error) {
+	return c.filesThat(ctx, names, gearFileQuery+`WHERE f.name IN (%s)`, nil)
+}
+
+// InLayers is like Files, for contents that one of the layers has.
+func (c Files) InLayers(ctx context.Context, names []Name, layers []oci.Digest) ([]File, error) {
+	if len(layers) == 0 {
+		return nil, nil
+	}
+	of := make([]any, len(layers))
+	for i, d := range layers {
+		of[i] = string(d)
+	}
+	return c.filesThat(ctx, names, gearFileQuery+`WHERE f.name IN (%s) AND EXISTS (SELECT 1 FROM gear_layer_files lf JOIN gear_layers l ON l.id = lf.layer_id
+		WHERE lf.file_id = f.id AND l.digest IN (`+engine.Marks("?", len(layers))+`))`, of)
+}
+
+// filesThat returns the contents that a query finds.
+func (c Files) filesThat(ctx context.Context, names []Name, query string, more []any) ([]File, error) {
 	out := make([]File, 0, len(names))
-	err := byNames(names, gearFileQuery+`WHERE f.name IN (%s)`, nil, func(query string, args []any) error {
+	err := byNames(names, query, more, func(query string, args []any) error {
 		return c.db.Rows(ctx, query, args, func(r *sql.Rows) error {
 			f, err := scanGearFile(r)
 			out = append(out, f)
