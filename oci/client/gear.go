@@ -183,7 +183,18 @@ func (c *Client) GearChunks(ctx context.Context, repo string, name [32]byte, fir
 // io.EOF. ctx spans the stream's life. Errors: SIZE_INVALID for more names than GearInfo
 // allows.
 func (c *Client) GearFetch(ctx context.Context, repo string, names [][32]byte) (io.ReadCloser, error) {
-	resp, err := c.postList(ctx, repo, "fetch", "application/octet-stream", binaryNames(names), false)
+	return c.fetch(ctx, repo, "application/octet-stream", binaryNames(names))
+}
+
+// GearPack is like [Client.GearFetch], for the files of an image's profile. Large files and
+// what the registry lacks are not among them. The error is MANIFEST_UNKNOWN if there is no
+// profile.
+func GearPack(ctx context.Context, c *Client, repo string, manifest oci.Digest) (io.ReadCloser, error) {
+	return c.fetch(ctx, repo, "application/json", fmt.Appendf(nil, `{"profile":%q}`, manifest))
+}
+
+func (c *Client) fetch(ctx context.Context, repo, mediaType string, list []byte) (io.ReadCloser, error) {
+	resp, err := c.postList(ctx, repo, "fetch", mediaType, list, false)
 	if err != nil {
 		return nil, err
 	}
