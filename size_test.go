@@ -25,7 +25,7 @@ var larger = map[string]struct {
 	reason string
 }{
 	"gear/filestore":       {3600, "reading, writing and settling packs share places, dictionaries and claims"},
-	"node/gearfs":          {5550, "the queues of fetches, the requests that run, the images and the containers that wait share one order of locks"},
+	"node/gearfs":          {5700, "the queues of fetches, the requests that run, the images and the containers that wait share one order of locks"},
 	"workload/trace/store": {3800, "the readers and writers of one file format, which share its pages"},
 }
 

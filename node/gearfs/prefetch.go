@@ -44,6 +44,7 @@ func (s *Service) Prefetch(ctx context.Context, chain string, profile []gear.Nam
 	defer cancel()
 	defer s.awaitWatches(ctx, img)
 	if s.hasAll(img) { // then it does not matter what a container will open
+		s.sched.credit(img)
 		s.beginWatches(img, starts.Profile{})
 		d := decide(s.decisionOf(img, starts.Profile{}))
 		s.noteDecision(img, d)
@@ -53,13 +54,13 @@ func (s *Service) Prefetch(ctx context.Context, chain string, profile []gear.Nam
 	if profile == nil {
 		known = s.profileOf(ctx, img)
 	}
-	plan, err := s.plan(img, known)
+	img.st.trace.Begin(began)
+	plan, err := s.plan(img, known, s.sched.credit(img))
 	if err != nil {
 		return Prefetched{}, err
 	}
 	s.noteDecision(img, plan.decision)
 	img.st.turn.begin(img, plan.beyond)
-	img.st.trace.Begin(began)
 	img.st.trace.Expect(known)
 	s.beginWatches(img, known)
 	res := Prefetched{Decision: plan.decision}
@@ -133,8 +134,9 @@ type prefetchPlan struct {
 	beyond   int64       // missing bytes that are not in ask
 }
 
-// plan chooses between eager and lazy, and lists the files to fetch.
-func (s *Service) plan(img *image, profile starts.Profile) (prefetchPlan, error) {
+// plan chooses between eager and lazy, and lists the files to fetch. early are files of the
+// profile that came before, for the same start.
+func (s *Service) plan(img *image, profile starts.Profile, early []gear.File) (prefetchPlan, error) {
 	var p prefetchPlan
 	in := s.decisionOf(img, profile)
 	seen := make(map[gear.Name]bool, len(profile.Files))
@@ -169,7 +171,12 @@ func (s *Service) plan(img *image, profile starts.Profile) (prefetchPlan, error)
 	if in.missingFiles, in.missingBytes, err = s.lacks(img); err != nil {
 		return p, err
 	}
-	p.decision, p.beyond = decide(in), in.missingBytes-in.askedBytes
+	p.beyond = in.missingBytes - in.askedBytes
+	for i := range early {
+		in.profileFiles, in.missingFiles = in.profileFiles+1, in.missingFiles+1
+		in.profileBytes, in.missingBytes, in.askedBytes = in.profileBytes+early[i].Size, in.missingBytes+early[i].Size, in.askedBytes+early[i].Size
+	}
+	p.decision = decide(in)
 	if p.decision.Mode == Eager {
 		to := &p.rest
 		if p.decision.waitsForAll(in.forced) {

@@ -100,6 +100,8 @@ type scheduler struct {
 	// calmed is when the last of these callers got its file, in nanoseconds since 1970.
 	// It is 0 if nobody has waited yet.
 	calmed atomic.Int64
+	// packed changes when bytes of a pack arrive.
+	packed atomic.Int64
 
 	// mu guards all fields below. It is locked before Service.imagesMu and large.mu.
 	mu      sync.Mutex
@@ -116,6 +118,7 @@ type scheduler struct {
 	flows      flow.Watcher
 	// slow counts the running requests of which a part continues over another connection.
 	slow [priorities]int
+	pack *pack // the last one, or nil
 }
 
 func (c *scheduler) init(s *Service) {
@@ -243,7 +246,7 @@ func (c *scheduler) await(ctx context.Context, fl *flight, urgent bool) error {
 			return ErrClosed
 		case <-tick.C:
 		}
-		if moved := fl.moved.Load(); moved != seen {
+		if moved := fl.moved.Load() + c.packed.Load(); moved != seen {
 			last, seen = time.Now(), moved
 			poolfs.Progress(ctx)
 		}
@@ -412,6 +415,12 @@ func (c *scheduler) startBatch(p priority, now time.Time) (bool, time.Time) {
 			continue
 		case fl.waiters == 0 && !fl.keep:
 			c.finish(fl, errAbandoned)
+			continue
+		case c.holds(fl):
+			keep = append(keep, fl)
+			if p != inBackground {
+				fl.img.st.trace.Asked(fl.f.Name)
+			}
 			continue
 		case c.assembles(fl):
 			if !c.roomToAssemble(p) {
