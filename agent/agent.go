@@ -394,6 +394,9 @@ func (a *Agent) startServers(serve func(string, func() error)) {
 	if a.cfg.Warm {
 		a.warm.work.Go(func() { a.warm.run(a.life) })
 	}
+	if len(a.cfg.Registries) > 0 {
+		go a.stayConnected(a.life)
+	}
 	go footprint.Keep(a.life)
 }
 

@@ -270,6 +270,34 @@ func (r *Set) Close() {
 	clear(r.open)
 }
 
+// warmPlain is how many connections are kept open to a registry that is reached without TLS.
+// HTTP/1.1 has one request on a connection, and a start begins with one for each layer, one for
+// the profile and one for its files.
+const warmPlain = 8
+
+// Warm asks the registries of the configuration for something small, so that a connection to
+// each is open when an image comes. What they answer is used if it is needed.
+func (r *Set) Warm(ctx context.Context) {
+	var work sync.WaitGroup
+	defer work.Wait()
+	for i := range r.settings {
+		reg, err := r.Of(Reference{Host: r.settings[i].Host})
+		if err != nil {
+			continue // the first image of the registry says so
+		}
+		for _, p := range reg.places {
+			n := 1
+			if strings.HasPrefix(p.url, "http://") {
+				n = warmPlain
+			}
+			for range n {
+				work.Go(func() { _, _ = p.reg.GearInfo(ctx) })
+			}
+			work.Go(func() { _ = p.gear.Check(ctx) })
+		}
+	}
+}
+
 // try asks the places of a registry in order until one answers. A registry's statement
 // about an image counts as an answer, even if it is a refusal.
 func (r *Registry) try(ctx context.Context, ask func(*place) error) error {
