@@ -278,7 +278,7 @@ func (c *claims) claimNew(ctx context.Context, l snapshotter.Layer, ref registri
 		}
 		below = parent.Layers
 	}
-	c.indexes.Ahead(reg, ref, oci.Digest(l.Manifest), l.Layers) // the layers above are requested at the same time
+	c.indexes.Ahead(reg, ref, oci.Digest(l.Manifest), l.Layers, !c.quiet) // the layers above are requested at the same time
 	got, err := c.indexes.Wait(ctx, reg, ref, oci.Digest(l.Digest))
 	if err != nil || got.Index == nil {
 		return got.Why, err

@@ -83,7 +83,13 @@ func Open(ctx, life context.Context, cfg *config.Agent, o *Options) (*Set, error
 		opts:    chainOptions{cfg.Profiles.Record, cfg.Fetch.Background, cfg.Fetch.BackgroundDelay},
 		mounted: map[string]mountedTree{}, later: map[string]*time.Timer{},
 	}
-	c.indexes = registries.NewIndexes(life, c.work.Go, cfg.Fetch.ConvertTimeout, o.Log, o.Files.ObserveLink)
+	c.indexes = registries.NewIndexes(life, c.work.Go, cfg.Fetch.ConvertTimeout, o.Log, o.Files.ObserveLink, func(src gearfs.SourceRef, host string) {
+		// A pack is sent whatever the node has. Nodes that start together would each get one
+		// from the registry, and nothing from each other.
+		if st := o.Cache.Stats(); cfg.Peers.Listen == "" && st.Files+st.Partial == 0 {
+			o.Files.Pack(src, o.Registries.Domain(host))
+		}
+	})
 	m := &Set{dir: o.Dirs.Mounts, chains: c, lower: &lower{&claims{chains: c, choice: cfg.Choice}}, all: map[string]*mountRecord{}, making: map[string]bool{},
 		warm: map[string]held{}}
 	c.inUse = m.uses

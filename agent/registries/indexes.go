@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/node/gearfs"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
 )
@@ -30,6 +31,7 @@ type Indexes struct {
 	convertWait time.Duration
 	log         *slog.Logger
 	observe     func(registry string, rtt time.Duration, bytes int64, took time.Duration)
+	pack        func(src gearfs.SourceRef, host string)
 
 	ctx        context.Context
 	background func(func())
@@ -65,10 +67,11 @@ type pull struct {
 
 // NewIndexes returns Indexes that fetch until ctx ends. background runs a function for
 // which the caller does not wait. convertWait is how long to wait for a layer that is
-// being converted. observe is told how fast a registry answered.
+// being converted. observe is told how fast a registry answered. pack requests the files of
+// the profile of an image that is about to start, if the node needs them.
 func NewIndexes(ctx context.Context, background func(func()), convertWait time.Duration, log *slog.Logger,
-	observe func(registry string, rtt time.Duration, bytes int64, took time.Duration)) *Indexes {
-	return &Indexes{convertWait: convertWait, log: log, observe: observe, ctx: ctx, background: background,
+	observe func(registry string, rtt time.Duration, bytes int64, took time.Duration), pack func(src gearfs.SourceRef, host string)) *Indexes {
+	return &Indexes{convertWait: convertWait, log: log, observe: observe, pack: pack, ctx: ctx, background: background,
 		slots: make(chan struct{}, pullStreams), all: map[pullKey]*pull{}, none: map[string]time.Time{}}
 }
 
@@ -91,9 +94,9 @@ func (p *Indexes) begin(reg *Registry, ref Reference, d oci.Digest) *pull {
 }
 
 // Ahead requests the indexes of layers, and at the same time what else a start of the image
-// needs: its profile and the capabilities of the registry. That saves the start two round
-// trips.
-func (p *Indexes) Ahead(reg *Registry, ref Reference, manifest oci.Digest, layers []string) {
+// needs: its profile, the capabilities of the registry, and if it starts now the files of
+// the profile. That saves the start three round trips.
+func (p *Indexes) Ahead(reg *Registry, ref Reference, manifest oci.Digest, layers []string, starts bool) {
 	for _, d := range layers {
 		p.begin(reg, ref, oci.Digest(d))
 	}
@@ -109,6 +112,9 @@ func (p *Indexes) Ahead(reg *Registry, ref Reference, manifest oci.Digest, layer
 	p.background(func() {
 		_ = at.gear.Check(p.ctx) // an error shows again when the answer is needed
 	})
+	if starts {
+		p.pack(reg.Sources(ref, string(manifest))[0], ref.Host)
+	}
 	p.background(func() {
 		e.profile, e.err = at.reg.GearProfile(p.ctx, key.repo, key.manifest)
 		close(e.done)

@@ -28,7 +28,10 @@ type source struct {
 	silent   bool
 }
 
-var _ gearfs.Reconnector = (*source)(nil)
+var (
+	_ gearfs.Reconnector = (*source)(nil)
+	_ gearfs.Packer      = (*source)(nil)
+)
 
 // Reconnect implements gearfs.Reconnector.
 func (s *source) Reconnect() { s.p.reg.Reconnect() }
@@ -125,6 +128,31 @@ func (s *source) Profile(ctx context.Context) (starts.Profile, error) {
 	return profileOf(p), gone(err, oci.CodeManifestUnknown)
 }
 
+// Pack implements gearfs.Packer. It ends if there is no profile that was requested at the
+// same time, because nobody could wait for its files.
+func (s *source) Pack(ctx context.Context, coming func(names []gear.Name), deliver func(f gear.File, content io.Reader) error) error {
+	e := s.p.early.get(profileKey{s.repo, s.manifest})
+	if e == nil {
+		return nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var work sync.WaitGroup
+	defer work.Wait()
+	defer cancel()
+	work.Go(func() {
+		select {
+		case <-ctx.Done():
+		case <-e.done:
+			if e.err != nil {
+				cancel()
+				return
+			}
+			coming(e.profile.Names)
+		}
+	})
+	return gone(s.p.gear.Pack(ctx, s.repo, s.manifest, deliver), oci.CodeManifestUnknown)
+}
+
 func profileOf(p client.GearProfile) starts.Profile {
 	return starts.Profile{Files: predict.Files(p.Names, p.Origins), Donor: string(p.Donor)}
 }
@@ -162,6 +190,13 @@ func (p *earlyProfiles) begin(key profileKey) *earlyProfile {
 	e := &earlyProfile{done: make(chan struct{})}
 	p.all[key] = e
 	return e
+}
+
+// get returns a requested profile, or nil if none was requested recently.
+func (p *earlyProfiles) get(key profileKey) *earlyProfile {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.all[key]
 }
 
 // take returns a requested profile, but only once: a caller that asks again wants a new

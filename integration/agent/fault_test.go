@@ -370,7 +370,16 @@ func TestManyStarts(t *testing.T) {
 	var mu sync.Mutex
 	times := map[string]int{}
 	g.set(filesOnly(func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
-		if r.Method == http.MethodPost { // the body has 32 bytes for each file
+		switch {
+		case ofProfile(r):
+			for _, name := range sendPack(w, r, pass, nil) {
+				asked.Add(1)
+				mu.Lock()
+				times[name]++
+				mu.Unlock()
+			}
+			return
+		case r.Method == http.MethodPost: // the body has 32 bytes for each file
 			b, err := io.ReadAll(r.Body)
 			if err != nil {
 				return
@@ -382,7 +391,7 @@ func TestManyStarts(t *testing.T) {
 			}
 			mu.Unlock()
 			r.Body = io.NopCloser(strings.NewReader(string(b)))
-		} else {
+		default:
 			ranges.Add(1)
 		}
 		pass.ServeHTTP(w, r)
