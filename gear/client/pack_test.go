@@ -64,7 +64,7 @@ func TestPack(t *testing.T) {
 	// A profile may be larger than a node should wait for.
 	members = nil
 	for i := range 36 {
-		members = append(members, file(fmt.Sprintf("wide%02d", i), strings.Repeat(string(rune('a'+i)), 2<<20)))
+		members = append(members, file(fmt.Sprintf("wide%02d", i), strings.Repeat(string(rune('A'+i)), 2<<20)))
 	}
 	manifest = b.pushImage("r/wide", "v1", "linux/amd64", [][]byte{layer(t, members...)}).Digest
 	x, err = b.Index(t.Context(), b.image("r/wide", "v1"))
