@@ -18,6 +18,10 @@ const (
 	ChunkSize = 1 << 20
 	// LargeFile is the minimum size in bytes of a file that has a chunk table.
 	LargeFile = 4 << 20
+	// PackFiles is how many names at the beginning of a profile can be requested by naming
+	// the profile. Such a request is one stream, so clients would store many small files
+	// slower than those of several requests.
+	PackFiles = 4096
 )
 
 // File is a content.

@@ -77,6 +77,19 @@ func TestPack(t *testing.T) {
 	if got, err := take("r/wide", manifest, 0); err != nil || !slices.Equal(got, profile[:32]) {
 		t.Errorf("of 36 files of 2 MiB it brings %d, %v; want 32", len(got), err)
 	}
+	members, profile = nil, nil
+	for i := range gear.PackFiles + 10 {
+		content := fmt.Appendf(nil, "content %d", i)
+		members = append(members, file(fmt.Sprintf("tiny%04d", i), string(content)))
+		profile = append(profile, sha256.Sum256(content))
+	}
+	manifest = b.pushImage("r/many", "v1", "linux/amd64", [][]byte{layer(t, members...)}).Digest
+	_, err = b.Index(t.Context(), b.image("r/many", "v1")) // the registry knows its files then
+	must(t, err)
+	must(t, b.reg.GearReportProfile(t.Context(), "r/many", manifest, profile, true))
+	if got, err := take("r/many", manifest, 0); err != nil || !slices.Equal(got, profile[:gear.PackFiles]) {
+		t.Errorf("of %d files it brings %d, %v; want %d", len(profile), len(got), err, gear.PackFiles)
+	}
 }
 
 var errStop = errors.New("stop")

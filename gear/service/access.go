@@ -313,7 +313,7 @@ const packBytes = 64 << 20
 
 // Pack returns those of the names in an image's profile whose files are sent in one stream
 // to a client that has none of them, each once, up to 64 MiB: files of the image that the
-// repository may read. A report may have named others. Large files are not among them,
+// repository may read, among the first [gear.PackFiles] names. A report may have named others. Large files are not among them,
 // because clients fetch parts of them. Errors: MANIFEST_UNKNOWN.
 func (s *Service) Pack(ctx context.Context, repo string, manifest oci.Digest, names []gear.Name) ([]gear.Name, error) {
 	m, err := s.cat.Manifest(ctx, repo, manifest)
@@ -329,6 +329,7 @@ func (s *Service) Pack(ctx context.Context, repo string, manifest oci.Digest, na
 	if json.Unmarshal(m.Content, &image) != nil {
 		return nil, nil
 	}
+	names = names[:min(len(names), gear.PackFiles)]
 	layers := make([]oci.Digest, len(image.Layers))
 	for i := range layers {
 		layers[i] = image.Layers[i].Digest
