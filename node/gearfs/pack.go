@@ -106,6 +106,24 @@ func (p *pack) release() {
 	p.c.wake()
 }
 
+// heldBack reports whether a flight waits in its queue for the pack under way, and until
+// when. The pack cannot be told to bring a file first. So it ends if somebody has waited for
+// a file on demand for as long as a request for a profile takes. mu is held.
+func (c *scheduler) heldBack(fl *flight, now time.Time) (held bool, until time.Time) {
+	if held = c.holds(fl); !held || fl.prio != onDemand {
+		return held, until
+	}
+	if fl.held.IsZero() {
+		fl.held = now
+	}
+	if until = fl.held.Add(batchTime); now.Before(until) {
+		return true, until
+	}
+	c.pack.release()
+	c.pack.guard.giveUp(errSlow)
+	return false, until
+}
+
 // holds reports whether a pack under way will bring a flight's file. mu is held.
 func (c *scheduler) holds(fl *flight) bool {
 	p := c.pack
@@ -118,6 +136,7 @@ func (c *scheduler) holds(fl *flight) bool {
 
 // comes notes which files are coming.
 func (p *pack) comes(names []gear.Name) {
+	names = names[:min(len(names), gear.PackFiles)]
 	coming := make(map[gear.Name]int, len(names))
 	for i, n := range names {
 		if _, twice := coming[n]; !twice {
@@ -207,25 +226,25 @@ func (c *scheduler) credit(img *image) (early []gear.File) {
 
 // Awaited implements flow.Request.
 func (p *pack) Awaited() bool {
-	_, awaited := p.waiting()
-	return awaited && p.src.reconnects()
-}
-
-// Left implements flow.Request.
-func (p *pack) Left() flow.Left {
-	bytes, _ := p.waiting()
-	return flow.Left{All: bytes}
-}
-
-// waiting returns the bytes that flights wait for, and whether somebody waits for a flight.
-func (p *pack) waiting() (bytes int64, awaited bool) {
-	for _, fl := range p.c.flights {
-		if p.c.holds(fl) {
-			bytes += fl.f.Size
-			awaited = awaited || fl.awaited()
+	if p.coming == nil || !p.src.reconnects() {
+		return false
+	}
+	for _, fl := range p.c.flights { // nearly always one of the first is
+		if p.c.holds(fl) && fl.awaited() {
+			return true
 		}
 	}
-	return bytes, awaited
+	return false
+}
+
+// Left implements flow.Request. It counts what flights wait for.
+func (p *pack) Left() (l flow.Left) {
+	for _, fl := range p.c.flights {
+		if p.c.holds(fl) {
+			l.All += fl.f.Size
+		}
+	}
+	return l
 }
 
 // Divide implements flow.Request. The registry sends a pack to its end, so the last part

@@ -68,8 +68,9 @@ type flight struct {
 	parts   bool // the file is assembled by ranges, and is not part of a batch
 	over    bool
 	waiters int
-	keep    bool // continues without waiters
-	rescues int  // how often a slow connection was given up for it
+	keep    bool      // continues without waiters
+	rescues int       // how often a slow connection was given up for it
+	held    time.Time // since when it waits for a pack on demand
 	tries   tries
 }
 
@@ -416,12 +417,18 @@ func (c *scheduler) startBatch(p priority, now time.Time) (bool, time.Time) {
 		case fl.waiters == 0 && !fl.keep:
 			c.finish(fl, errAbandoned)
 			continue
-		case c.holds(fl):
+		}
+		if held, until := c.heldBack(fl, now); held {
+			if !until.IsZero() && (wake.IsZero() || until.Before(wake)) {
+				wake = until
+			}
 			keep = append(keep, fl)
 			if p != inBackground {
 				fl.img.st.trace.Asked(fl.f.Name)
 			}
 			continue
+		}
+		switch {
 		case c.assembles(fl):
 			if !c.roomToAssemble(p) {
 				keep = append(keep, fl)
