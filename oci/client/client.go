@@ -215,7 +215,11 @@ func (c *Client) URL() string { return c.base.String() }
 
 // Ping asks the registry whether it supports the protocol and accepts the credentials.
 func (c *Client) Ping(ctx context.Context) error {
-	resp, err := c.do(ctx, call{method: http.MethodGet, url: c.url(oci.Request{Kind: oci.KindPing}, nil), retry: retryAll, notFound: oci.CodeUnsupported})
+	return closed(c.do(ctx, call{method: http.MethodGet, url: c.url(oci.Request{Kind: oci.KindPing}, nil), retry: retryAll, notFound: oci.CodeUnsupported}))
+}
+
+// closed closes an answer of which only the status matters.
+func closed(resp *http.Response, err error) error {
 	if err != nil {
 		return err
 	}

@@ -168,14 +168,7 @@ func (c *Client) GearChunks(ctx context.Context, repo string, name [32]byte, fir
 	l := c.gearCall(http.MethodGet, repo, fmt.Sprintf("files/%s/chunks/%d-%d", gearDigest(name), first, first+n-1))
 	l.stalls = true
 	resp, err := c.do(ctx, l)
-	if err != nil {
-		return nil, err
-	}
-	if got := resp.Header.Get("Content-Type"); got != MediaTypeGearChunks {
-		_ = resp.Body.Close()
-		return nil, fmt.Errorf("GET %s: the answer is %q and no chunks", bare(resp.Request.URL), got)
-	}
-	return resp.Body, nil
+	return bodyOf(resp, err, MediaTypeGearChunks, "chunks")
 }
 
 // GearFetch opens the framed stream of files, in the order of names. Package gear decodes
@@ -183,24 +176,25 @@ func (c *Client) GearChunks(ctx context.Context, repo string, name [32]byte, fir
 // io.EOF. ctx spans the stream's life. Errors: SIZE_INVALID for more names than GearInfo
 // allows.
 func (c *Client) GearFetch(ctx context.Context, repo string, names [][32]byte) (io.ReadCloser, error) {
-	return c.fetch(ctx, repo, "application/octet-stream", binaryNames(names))
+	resp, err := c.postList(ctx, repo, "fetch", "application/octet-stream", binaryNames(names), false)
+	return bodyOf(resp, err, MediaTypeGearStream, "stream of files")
 }
 
-// GearPack is like [Client.GearFetch], for the files of an image's profile. Large files and
-// what the registry lacks are not among them. The error is MANIFEST_UNKNOWN if there is no
-// profile.
+// GearPack is like [Client.GearFetch], for the first small files of an image's profile. The
+// error is MANIFEST_UNKNOWN if there is no profile.
 func GearPack(ctx context.Context, c *Client, repo string, manifest oci.Digest) (io.ReadCloser, error) {
-	return c.fetch(ctx, repo, "application/json", fmt.Appendf(nil, `{"profile":%q}`, manifest))
+	resp, err := c.postList(ctx, repo, "fetch", "application/json", fmt.Appendf(nil, `{"profile":%q}`, manifest), false)
+	return bodyOf(resp, err, MediaTypeGearStream, "stream of files")
 }
 
-func (c *Client) fetch(ctx context.Context, repo, mediaType string, list []byte) (io.ReadCloser, error) {
-	resp, err := c.postList(ctx, repo, "fetch", mediaType, list, false)
+// bodyOf returns the body of an answer that must have a media type.
+func bodyOf(resp *http.Response, err error, mediaType, what string) (io.ReadCloser, error) {
 	if err != nil {
 		return nil, err
 	}
-	if got := resp.Header.Get("Content-Type"); got != MediaTypeGearStream {
+	if got := resp.Header.Get("Content-Type"); got != mediaType {
 		_ = resp.Body.Close()
-		return nil, fmt.Errorf("POST %s: the answer is %q and no stream of files", bare(resp.Request.URL), got)
+		return nil, fmt.Errorf("%s %s: the answer is %q and no %s", resp.Request.Method, bare(resp.Request.URL), got, what)
 	}
 	return resp.Body, nil
 }

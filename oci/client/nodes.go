@@ -15,11 +15,7 @@ func (c *Client) ReportNode(ctx context.Context, repo string, r *fleet.Report) e
 	if err != nil {
 		return err
 	}
-	resp, err := c.do(ctx, l)
-	if err != nil {
-		return err
-	}
-	return resp.Body.Close()
+	return closed(c.do(ctx, l))
 }
 
 // report returns the call that posts what a node says about a repository.

@@ -175,11 +175,7 @@ func (c *Client) BuildVolume(ctx context.Context, repo string, manifest oci.Dige
 		return err
 	}
 	l.scopes, l.notFound = push(repo), oci.CodeUnsupported
-	resp, err := c.do(ctx, l)
-	if err != nil {
-		return err
-	}
-	return resp.Body.Close()
+	return closed(c.do(ctx, l))
 }
 
 // RemoveVolume removes the volumes of an image with file system fs, or all if fs is "".
