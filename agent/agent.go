@@ -72,7 +72,7 @@ type Agent struct {
 	listeners Listeners
 	life      context.Context // ends with the agent
 	cancel    context.CancelFunc
-	telling   sync.WaitGroup // who tells others about the images
+	telling   sync.WaitGroup // who talks to registries in the background
 
 	poolCtx    context.Context // ends the serving of the pool
 	stopPool   context.CancelFunc
@@ -395,7 +395,7 @@ func (a *Agent) startServers(serve func(string, func() error)) {
 		a.warm.work.Go(func() { a.warm.run(a.life) })
 	}
 	if len(a.cfg.Registries) > 0 {
-		go a.stayConnected(a.life)
+		a.telling.Go(func() { a.stayConnected(a.life) })
 	}
 	go footprint.Keep(a.life)
 }
