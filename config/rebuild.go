@@ -14,7 +14,7 @@ type Rebuild struct {
 	Interval     time.Duration `yaml:"interval" default:"1h" min:"1s" doc:"Time between two searches for layers to drop."`
 	Share        int           `yaml:"share" default:"25" min:"1" doc:"Share of one processor's time that work on recipes may take, in percent, at most 100."`
 	BringBack    int           `yaml:"bring_back_after" default:"3" min:"0" doc:"How many rebuilds within a day store a dropped layer again, until it is cold once more. Clients that pull within a minute of each other share a rebuild. 0 means never."`
-	Parity       int           `yaml:"parity" default:"1" min:"0" doc:"How many packs of each group of ten may be lost at once. So many parity files are kept for each group, from which lost packs are made again. 0 declares that the storage itself is redundant, such as RAID or Ceph."`
+	Parity       int           `yaml:"parity" default:"1" min:"0" doc:"How many packs of each group of 10 to 14 may be lost at once. So many parity files are kept for each group, from which lost packs are made again. 0 declares that the storage itself is redundant, such as RAID or Ceph."`
 	ScrubEvery   time.Duration `yaml:"scrub_every" default:"168h" min:"0s" doc:"How often each pack that dropped layers need is read whole and compared with its digest. 0 means never."`
 	ScrubRate    Size          `yaml:"scrub_rate" default:"16MiB" min:"0" doc:"Bytes of packs that are read in a second for that. 0 means as fast as possible."`
 }
