@@ -21,6 +21,13 @@ func TestNodeMetrics(t *testing.T) {
 	for _, m := range regexp.MustCompile(`family\("([a-z_]+)"`).FindAllStringSubmatch(string(source), -1) {
 		known["slipway_agent_"+m[1]] = true
 	}
+	peers, err := os.ReadFile(filepath.Join("..", "..", "agent", "peers", "peers.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile(`"(slipway_agent_[a-z_]+)"`).FindAllStringSubmatch(string(peers), -1) {
+		known[m[1]] = true
+	}
 	var dashboard []byte
 	for _, name := range []string{"slipway-gear.json", "slipway-volumes.json"} {
 		board, err := os.ReadFile(filepath.Join("..", "grafana", name))
