@@ -157,7 +157,9 @@ func (s *sample) run(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(root)
-	if err := export.Tree(t.Context(), s.x, s.from, root, nil); err != nil {
+	err = export.Tree(t.Context(), s.x, s.from, root, nil)
+	// Some tasks run as a user of the image, who must get into the root directory.
+	if err = errors.Join(err, os.Chmod(root, 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	each := func(do func(path string, name gear.Name) error) {
@@ -327,9 +329,12 @@ func TestCorpus(t *testing.T) {
 		}
 	}
 	t.Logf("%-28s %-18s %6s %5s %5s %7s %7s %7s %6s %6s", "image", "way", "opened", "prec%", "rec%", "bprec%", "brec%", "wasted", "missed", "x100")
-	sums := map[string][]quality{}
+	sums := map[string]map[string][]quality{} // by way and series
 	note := func(s *sample, way string, q quality) {
-		sums[way] = append(sums[way], q)
+		if sums[way] == nil {
+			sums[way] = map[string][]quality{}
+		}
+		sums[way][s.series] = append(sums[way][s.series], q)
 		pc := func(a, b float64) float64 { return 100 * a / max(b, 1) }
 		t.Logf("%-28s %-18s %6d %5.0f %5.0f %7.0f %7.0f %6.2fM %6d %6.2f", s, way, q.opened, pc(float64(q.hit), float64(q.files)), pc(float64(q.hit), float64(q.opened)),
 			pc(float64(q.hitBytes), float64(q.bytes)), pc(float64(q.hitBytes), float64(q.openedSize)), float64(q.wasted)/1e6, q.missed, q.times(100))
@@ -357,19 +362,35 @@ func TestCorpus(t *testing.T) {
 		}
 	}
 	for _, way := range slices.Sorted(maps.Keys(sums)) {
-		var x100, x20, wasted, precise float64
-		for i := range sums[way] {
-			q := &sums[way][i]
-			n := float64(len(sums[way]))
-			x100, x20, wasted = x100+q.times(100)/n, x20+q.times(20)/n, wasted+float64(q.wasted)/1e6/n
-			precise += float64(q.hitBytes) / float64(max(q.bytes, 1)) / n
+		for _, series := range slices.Sorted(maps.Keys(sums[way])) {
+			t.Logf("%-18s %-9s %s", way, series, mean(sums[way][series]))
 		}
-		t.Logf("%-18s of %d: x%.2f at 100 Mbit/s, x%.2f at 20; %.2f MB wasted, %.0f %% of the bytes precise", way, len(sums[way]), x100, x20, wasted, 100*precise)
-		if way == "new version" && (x100 > 1.25 || precise < 0.9 || wasted > 0.5) {
-			t.Errorf("%s: x%.2f, %.2f MB wasted, %.2f precise", way, x100, wasted, precise)
-		}
-		if way == "never seen" && wasted > 4 {
-			t.Errorf("%s: %.2f MB wasted", way, wasted)
+		m := mean(slices.Concat(slices.Collect(maps.Values(sums[way]))...))
+		t.Logf("%-18s %-9s %s", way, "all", m)
+		if way == "new version" && (m.x100 > 1.25 || m.precise < 0.9 || m.wasted > 0.5) || way == "never seen" && m.wasted > 4 {
+			t.Errorf("%s: %s", way, m)
 		}
 	}
+}
+
+// means are means over images. Times are multiples of those of a perfect prediction, and wasted is
+// in MB.
+type means struct {
+	n                          int
+	x100, x20, wasted, precise float64
+}
+
+func mean(list []quality) means {
+	m := means{n: len(list)}
+	n := float64(m.n)
+	for i := range list {
+		q := &list[i]
+		m.x100, m.x20, m.wasted = m.x100+q.times(100)/n, m.x20+q.times(20)/n, m.wasted+float64(q.wasted)/1e6/n
+		m.precise += float64(q.hitBytes) / float64(max(q.bytes, 1)) / n
+	}
+	return m
+}
+
+func (m means) String() string {
+	return fmt.Sprintf("of %d: x%.2f at 100 Mbit/s, x%.2f at 20; %.2f MB wasted, %.0f %% of the bytes precise", m.n, m.x100, m.x20, m.wasted, 100*m.precise)
 }
