@@ -166,6 +166,14 @@ func task(im *corpus.Image) tasks.Task {
 	return tasks.Task{Series: im.Series, Name: "runs its own command", Timeout: time.Minute}
 }
 
+// timedTask returns what containers do until the clock of a deployment ends.
+func (b *bench) timedTask(im *corpus.Image) tasks.Task {
+	if t, ok := tasks.Light(im.Series); ok && b.o.light {
+		return t
+	}
+	return task(im)
+}
+
 // ref returns the name of an image at a registry.
 func ref(r *ctrnode.Registry, im *corpus.Image) string {
 	return r.Addr + "/" + im.Repo() + ":" + im.Version
@@ -217,7 +225,7 @@ func (b *bench) node(ctx context.Context, way string, i int) (*ctrnode.Node, err
 		b.links = append(b.links, l)
 	}
 	o := ctrnode.Options{Dir: b.NewDir(), NewDisk: true, Binary: b.Binary, Way: way, Net: b.links[i], Registries: []string{b.registry.Addr}, CA: b.registry.CA,
-		Only: true, Metrics: agentMetrics, Agent: "fetch: {background: false}\n"}
+		Limits: &ctrnode.Limits{CPUs: b.o.cpus, DiskRate: int64(b.o.diskMB) * 1e6}, Only: true, Metrics: agentMetrics, Agent: "fetch: {background: false}\n"}
 	if way == ctrnode.VolumeLocal || way == ctrnode.VolumeNetwork {
 		o.Ceph = b.conf
 	}

@@ -79,6 +79,23 @@ func TestReport(t *testing.T) {
 	}
 }
 
+// TestSetting checks that a report says how nodes were bound, and of older figures nothing.
+func TestSetting(t *testing.T) {
+	o, err := parse([]string{"-from", "x", "-light", "-disk", "120", "-cpus", "0.25"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	head := (&Node10{Mbit: 1000, Set: o.setting()}).Head()
+	for _, words := range []string{"ends at start-up", "120 MB/s", "at most 0.25 processors"} {
+		if !strings.Contains(head, words) {
+			t.Errorf("no %q in %s", words, head)
+		}
+	}
+	if plain := (&Node10{Mbit: 1000}).Head(); !strings.HasSuffix(plain, "1000 Mbit/s") {
+		t.Errorf("without limits: %s", plain)
+	}
+}
+
 func TestApplicationRates(t *testing.T) {
 	a := application{after: "tps ="}
 	if got, err := a.find("latency\ntps = 12.5 (without)"); err != nil || got != 12.5 {

@@ -10,6 +10,7 @@ import (
 
 	"example.org/slipway/integration/internal/corpus"
 	"example.org/slipway/integration/internal/ctrnode"
+	"example.org/slipway/integration/internal/tasks"
 )
 
 // Deployment is one start from nothing: containers of one image, the same number on each
@@ -25,6 +26,9 @@ type Deployment struct {
 	PullSec float64 `json:"pull_sec"`
 	RunSec  float64 `json:"run_sec"`
 	WallSec float64 `json:"wall_sec"`
+	// CPUSec is the processor time of a container: what the nodes' programs and containers used
+	// together, divided by the number of containers.
+	CPUSec float64 `json:"cpu_sec,omitempty"`
 	// LinkBytes is how many bytes came over the nodes' links, and CephBytes how many came
 	// from the OSD. CephWritten is how many bytes clients wrote to the OSD.
 	LinkBytes   int64 `json:"link_bytes"`
@@ -43,7 +47,7 @@ func (d *Deployment) String() string {
 	if d.Failure != "" {
 		return at + " FAILED: " + d.Failure
 	}
-	return fmt.Sprintf("%s %7.2f s = pull %.2f + run %.2f; %.1f MB over the links, %.1f MB from Ceph, %.1f MB to it", at, d.TotalSec(), d.PullSec, d.RunSec,
+	return fmt.Sprintf("%s %7.2f s = pull %.2f + run %.2f; CPU %.2f s; %.1f MB over the links, %.1f MB from Ceph, %.1f MB to it", at, d.TotalSec(), d.PullSec, d.RunSec, d.CPUSec,
 		float64(d.LinkBytes)/1e6, float64(d.CephBytes)/1e6, float64(d.CephWritten)/1e6)
 }
 
@@ -96,9 +100,18 @@ func (b *bench) deploy(ctx context.Context, im *corpus.Image, d *Deployment) (er
 	if err != nil {
 		return err
 	}
+	idle, err := cpuOf(nodes)
+	if err != nil {
+		return err
+	}
 	if err := b.timed(ctx, im, nodes, d); err != nil {
 		return err
 	}
+	busy, err := cpuOf(nodes)
+	if err != nil {
+		return err
+	}
+	d.CPUSec = (busy - idle).Seconds() / float64(d.Nodes*d.Containers)
 	after, err := b.cluster.Traffic()
 	if err != nil {
 		return err
@@ -140,6 +153,24 @@ func (b *bench) received(nodes int) (sum int64, err error) {
 	return sum, nil
 }
 
+// cpuOf returns the processor time that nodes have used.
+func cpuOf(nodes []*ctrnode.Node) (sum time.Duration, err error) {
+	for _, n := range nodes {
+		used, err := n.CPU()
+		if err != nil {
+			return 0, err
+		}
+		sum += used
+	}
+	return sum, nil
+}
+
+// runTask runs a container of a pulled image within its node's limits.
+func (b *bench) runTask(ctx context.Context, n *ctrnode.Node, im *corpus.Image) (tasks.Result, error) {
+	id := containerID()
+	return n.Tasks().Run(ctx, ref(b.registry, im), id, b.timedTask(im), n.RunArgs(id)...)
+}
+
 // timed is the measured part of deploy.
 func (b *bench) timed(ctx context.Context, im *corpus.Image, nodes []*ctrnode.Node, d *Deployment) error {
 	var mu sync.Mutex
@@ -164,7 +195,7 @@ func (b *bench) timed(ctx context.Context, im *corpus.Image, nodes []*ctrnode.No
 			var here sync.WaitGroup
 			for range d.Containers {
 				here.Go(func() {
-					r, err := n.Tasks().Run(ctx, ref(b.registry, im), containerID(), task(im))
+					r, err := b.runTask(ctx, n, im)
 					if err != nil {
 						fail(err)
 						return

@@ -16,6 +16,7 @@ import (
 type Node10 struct {
 	Run         measure.Run  `json:"run"`
 	Mbit        int          `json:"mbit"`
+	Set         Setting      `json:"setting,omitzero"`
 	Deployments []Deployment `json:"deployments"`
 }
 
@@ -24,6 +25,7 @@ type Nodes struct {
 	Run         measure.Run  `json:"run"`
 	Mbit        int          `json:"mbit"`
 	Uplink      int          `json:"uplink_mbit"`
+	Set         Setting      `json:"setting,omitzero"`
 	Deployments []Deployment `json:"deployments"`
 }
 
@@ -32,7 +34,7 @@ func crowd() []string { return []string{"nginx", "postgres", "python"} }
 
 func runNode10(b *bench, ctx context.Context) error {
 	began := time.Now()
-	out := &Node10{Mbit: b.o.mbit}
+	out := &Node10{Mbit: b.o.mbit, Set: b.o.setting()}
 	b.results.Node10 = out
 	defer func() { out.Run = b.Since(began) }()
 	containers, err := measure.Numbers(b.o.containers, 1, 100)
@@ -44,7 +46,7 @@ func runNode10(b *bench, ctx context.Context) error {
 
 func runNodes(b *bench, ctx context.Context) error {
 	began := time.Now()
-	out := &Nodes{Mbit: b.o.mbit, Uplink: b.o.uplinkMbit}
+	out := &Nodes{Mbit: b.o.mbit, Uplink: b.o.uplinkMbit, Set: b.o.setting()}
 	b.results.Nodes = out
 	defer func() { out.Run = b.Since(began) }()
 	nodes, err := measure.Numbers(b.o.nodes, 1, 100)
@@ -105,7 +107,7 @@ func (x *Node10) Title() string { return "Several containers on one node" }
 
 // Head says how the part was measured.
 func (x *Node10) Head() string {
-	return x.Run.Head() + fmt.Sprintf("\n- Links of %d Mbit/s", x.Mbit)
+	return x.Run.Head() + fmt.Sprintf("\n- Links of %d Mbit/s", x.Mbit) + x.Set.String()
 }
 
 // About says what was done.
@@ -156,7 +158,7 @@ func (x *Nodes) Title() string { return "Several nodes" }
 
 // Head says how the part was measured.
 func (x *Nodes) Head() string {
-	return x.Run.Head() + fmt.Sprintf("\n- Links of %d Mbit/s, an uplink of %d Mbit/s for registry and Ceph together", x.Mbit, x.Uplink)
+	return x.Run.Head() + fmt.Sprintf("\n- Links of %d Mbit/s, an uplink of %d Mbit/s for registry and Ceph together", x.Mbit, x.Uplink) + x.Set.String()
 }
 
 // About says what was done.
@@ -187,18 +189,21 @@ func (x *Nodes) Pictures() []measure.Picture {
 func writeCrowd(w *strings.Builder, list []Deployment, what string, numbers []int, of func(way, im string, n int) cell) {
 	head := []string{"image", what}
 	for _, way := range waysIn(list) {
-		head = append(head, wayTitle(way)+" s", "MB from Ceph")
+		head = append(head, wayTitle(way)+" s", "CPU s", "MB from Ceph")
 	}
 	var rows [][]string
 	for _, im := range imagesIn(list) {
 		for _, n := range numbers {
 			row := []string{im, fmt.Sprint(n)}
 			for _, way := range waysIn(list) {
-				bytes := "-"
+				cpu, bytes := "-", "-"
+				if sp := of(way, im, n).spread(list, func(d *Deployment) float64 { return d.CPUSec }); sp.Median > 0 {
+					cpu = measure.Figure(sp.Median)
+				}
 				if sp := of(way, im, n).spread(list, func(d *Deployment) float64 { return float64(d.CephBytes) / 1e6 }); sp.Median > 0 {
 					bytes = measure.Figure(sp.Median)
 				}
-				row = append(row, of(way, im, n).spread(list, (*Deployment).TotalSec).String(), bytes)
+				row = append(row, of(way, im, n).spread(list, (*Deployment).TotalSec).String(), cpu, bytes)
 			}
 			rows = append(rows, row)
 		}

@@ -2,6 +2,7 @@ package cider
 
 import (
 	"cmp"
+	"fmt"
 
 	"example.org/slipway/integration/bench/measure"
 	"example.org/slipway/integration/internal/ctrnode"
@@ -32,6 +33,27 @@ func (r *Results) Fill(old *Results) {
 	r.Nodes = cmp.Or(r.Nodes, old.Nodes)
 	r.PageCache = cmp.Or(r.PageCache, old.PageCache)
 	r.Throughput = cmp.Or(r.Throughput, old.Throughput)
+}
+
+// Setting says what bounds a node, and where the clock of a deployment ends.
+type Setting struct {
+	Light  bool    `json:"light,omitempty"`
+	DiskMB int     `json:"disk_mb_per_sec,omitempty"`
+	CPUs   float64 `json:"cpus,omitempty"`
+}
+
+// String returns lines of a Markdown list, each after a line feed.
+func (s Setting) String() (text string) {
+	if s.Light {
+		text += "\n- The clock ends at start-up: a container only starts a program of its image"
+	}
+	if s.DiskMB > 0 {
+		text += fmt.Sprintf("\n- A node's disk reads and writes %d MB/s, checked before each deployment", s.DiskMB)
+	}
+	if s.CPUs > 0 {
+		text += fmt.Sprintf("\n- A node and its containers use at most %g processors", s.CPUs)
+	}
+	return text
 }
 
 // marks returns the lines that enclose the generated part of the document.

@@ -16,6 +16,7 @@ import (
 type Single struct {
 	Run         measure.Run  `json:"run"`
 	Mbit        int          `json:"mbit"`
+	Set         Setting      `json:"setting,omitzero"`
 	Deployments []Deployment `json:"deployments"`
 	// Sizes are the images' sizes: all layers, compressed.
 	Sizes map[string]int64 `json:"sizes"`
@@ -30,7 +31,7 @@ func runSingle(b *bench, ctx context.Context) error {
 	if err := b.ready(ctx, images); err != nil {
 		return err
 	}
-	out := &Single{Mbit: b.o.mbit, Sizes: map[string]int64{}}
+	out := &Single{Mbit: b.o.mbit, Set: b.o.setting(), Sizes: map[string]int64{}}
 	b.results.Single = out
 	defer func() { out.Run = b.Since(began) }()
 	var errs []error
@@ -78,7 +79,7 @@ func (s *Single) Title() string { return "One container" }
 
 // Head says how the part was measured.
 func (s *Single) Head() string {
-	return s.Run.Head() + fmt.Sprintf("\n- Links of %d Mbit/s", s.Mbit)
+	return s.Run.Head() + fmt.Sprintf("\n- Links of %d Mbit/s", s.Mbit) + s.Set.String()
 }
 
 // About says what was done.
@@ -128,7 +129,7 @@ func (s *Single) Write(w *strings.Builder) {
 			return measure.Figure(mean(s.Deployments, cell{way: way}, f))
 		}
 		row := []string{wayTitle(way), of((*Deployment).TotalSec), of(func(d *Deployment) float64 { return d.PullSec }),
-			of(func(d *Deployment) float64 { return d.RunSec }),
+			of(func(d *Deployment) float64 { return d.RunSec }), of(func(d *Deployment) float64 { return d.CPUSec }),
 			of(func(d *Deployment) float64 { return float64(d.LinkBytes) / 1e6 }), of(func(d *Deployment) float64 { return float64(d.CephBytes) / 1e6 }),
 			of(func(d *Deployment) float64 { return float64(d.CephWritten) / 1e6 })}
 		for _, step := range steps() {
@@ -136,7 +137,7 @@ func (s *Single) Write(w *strings.Builder) {
 		}
 		rows = append(rows, row)
 	}
-	head = []string{"way", "s", "pull s", "run s", "MB over the link", "MB from Ceph", "MB to Ceph"}
+	head = []string{"way", "s", "pull s", "run s", "CPU s", "MB over the link", "MB from Ceph", "MB to Ceph"}
 	for _, step := range steps() {
 		head = append(head, step+" ms")
 	}

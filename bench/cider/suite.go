@@ -34,6 +34,9 @@ type options struct {
 	ways, containers string
 	nodes            string
 	mbit, uplinkMbit int
+	light            bool
+	diskMB           int
+	cpus             float64
 }
 
 func parse(args []string) (*options, error) {
@@ -48,12 +51,15 @@ func parse(args []string) (*options, error) {
 	fl.StringVar(&o.nodes, "nodes", "1,2,4", "`numbers` of nodes")
 	fl.IntVar(&o.mbit, "mbit", 1000, "`rate` of each node's link in Mbit/s")
 	fl.IntVar(&o.uplinkMbit, "uplink", 1000, "`rate` in Mbit/s of what the registry and Ceph together send to all nodes")
+	fl.BoolVar(&o.light, "light", false, "end the clock at start-up: containers only start a program of their image, as in the paper")
+	fl.IntVar(&o.diskMB, "disk", 0, "`rate` in MB/s at which a node's disk reads, and at which it writes (default: what the machine's disk can; needs cgroup v1)")
+	fl.Float64Var(&o.cpus, "cpus", 0, "`number` of processors that a node and its containers may use (default: all)")
 	if err := fl.Parse(args); err != nil {
 		return nil, err
 	}
 	if o.Command == "" {
 		o.Command = measure.Described(fl, "scripts/bench-cider.sh",
-			[]string{"scenario", "rounds", "images", "ways", "containers", "nodes", "mbit", "uplink"}, []string{"quick"})
+			[]string{"scenario", "rounds", "images", "ways", "containers", "nodes", "mbit", "uplink", "disk", "cpus"}, []string{"quick", "light"})
 	}
 	o.Scenarios = cmp.Or(o.Scenarios, strings.Join(names(), ","))
 	return o, o.validate(fl)
@@ -73,6 +79,8 @@ func (o *options) validate(fl *flag.FlagSet) error {
 		return errors.New("containers, mounts and namespaces need root")
 	case o.mbit < 1 || o.uplinkMbit < 1:
 		return errors.New("rates must be above 0")
+	case o.diskMB < 0 || o.cpus < 0:
+		return errors.New("limits of a node must not be negative")
 	}
 	if name := ceph.Missing(); name != "" {
 		return fmt.Errorf("%s is not installed: scripts/setup.sh test", name)
@@ -91,6 +99,9 @@ func (o *options) validate(fl *flag.FlagSet) error {
 	}
 	return nil
 }
+
+// setting returns what the command line says of nodes and of the clock.
+func (o *options) setting() Setting { return Setting{Light: o.light, DiskMB: o.diskMB, CPUs: o.cpus} }
 
 // quicken reduces the amount of work that the command line does not set.
 func (o *options) quicken(given map[string]bool) {

@@ -125,21 +125,19 @@ func (n *Node) RestartContainerd(ctx context.Context, kill bool) error {
 // hierarchies returns the directories of the node's cgroup: one for each controller, or a single
 // one.
 func (n *Node) hierarchies() []string {
-	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
-		return []string{"/sys/fs/cgroup" + n.Cgroup()}
+	if unified() {
+		return []string{cgroups + n.Cgroup()}
 	}
-	found, _ := filepath.Glob("/sys/fs/cgroup/*" + n.Cgroup()) // the pattern is good
+	found, _ := filepath.Glob(cgroups + "/*" + n.Cgroup()) // the pattern is good
 	return found
 }
 
 // MakeCgroup makes the node's cgroup, which kubelet requires.
 func (n *Node) MakeCgroup() error {
 	var errs []error
-	parents := []string{"/sys/fs/cgroup"}
-	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err != nil {
-		if parents, err = filepath.Glob("/sys/fs/cgroup/*"); err != nil {
-			return err
-		}
+	parents := []string{cgroups}
+	if !unified() {
+		parents, _ = filepath.Glob(cgroups + "/*") // the pattern is good
 	}
 	for _, dir := range parents {
 		if st, err := os.Lstat(dir); err == nil && st.IsDir() {
@@ -168,9 +166,9 @@ func (n *Node) InCgroup() (pids []int) {
 	return pids
 }
 
-// endPods kills what runs in the node's pods and removes their cgroups.
+// endPods kills what runs in the node's cgroup, such as pods, and removes the cgroup.
 func (n *Node) endPods() error {
-	if n.o.CRI == nil {
+	if n.o.CRI == nil && n.o.Limits == nil {
 		return nil
 	}
 	for end := time.Now().Add(stopTimeout); ; time.Sleep(10 * time.Millisecond) {

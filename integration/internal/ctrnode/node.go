@@ -54,6 +54,8 @@ type Options struct {
 	// size; default 24 GiB. Only what is written takes space.
 	NewDisk   bool
 	DiskBytes int64
+	// Limits bound the node. If it is nil, the node has no cgroup of its own.
+	Limits *Limits
 	// Binary is the path of slipway.
 	Binary string
 	// Containerd is the directory of containerd, its shim and its client; default [tool.Dir].
@@ -110,7 +112,7 @@ func Start(ctx context.Context, o Options) (n *Node, err error) {
 			return n, err
 		}
 	}
-	if err := errors.Join(os.MkdirAll(n.path("runs"), 0o700), n.writeHosts()); err != nil {
+	if err := errors.Join(n.limit(), os.MkdirAll(n.path("runs"), 0o700), n.writeHosts()); err != nil {
 		return n, err
 	}
 	if o.Way != Plain {
@@ -183,6 +185,7 @@ func (n *Node) launch(name string, cmd *exec.Cmd) (*proc.Process, error) {
 		}
 		cmd = inside
 	}
+	cmd = n.enclose(cmd)
 	cmd.Env, cmd.Dir = n.env, n.Dir
 	return proc.Launch(cmd, n.path(name+".log"))
 }
@@ -238,6 +241,7 @@ func (n *Node) run(ctx context.Context, program string, args []string) (string, 
 		}
 		cmd = inside
 	}
+	cmd = n.enclose(cmd)
 	cmd.Env, cmd.Dir, cmd.WaitDelay = n.env, n.Dir, 5*time.Second
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -297,7 +301,11 @@ func (n *Node) Stop() error {
 	if n.containerd != nil {
 		_ = n.containerd.Stop(stopTimeout) // how it ends does not matter
 	}
-	errs := []error{n.endPods(), n.end("containerd-shim"), unmountBelow(n.path("state"))}
+	var errs []error
+	if n.o.CRI != nil {
+		errs = append(errs, n.endPods())
+	}
+	errs = append(errs, n.end("containerd-shim"), unmountBelow(n.path("state")))
 	if n.agent != nil {
 		n.agent.Signal(syscall.SIGTERM)
 		select {
@@ -306,7 +314,7 @@ func (n *Node) Stop() error {
 			_ = n.agent.Stop(stopTimeout)
 		}
 	}
-	errs = append(errs, n.clear())
+	errs = append(errs, n.lift(), n.clear())
 	if err := errors.Join(errs...); err != nil {
 		return err // the directory may hold another user's mount, so it stays
 	}

@@ -60,6 +60,10 @@ func First(series string) (Task, bool) { return of(first(), series) }
 // Second returns another task for the same images, which opens other files.
 func Second(series string) (Task, bool) { return of(second(), series) }
 
+// Light returns a task for the same images that only starts a program of the image, so that the
+// time to its end is that of the start.
+func Light(series string) (Task, bool) { return of(light(), series) }
+
 // Series returns the series that have tasks, in alphabetical order.
 func Series() []string {
 	var out []string
@@ -118,6 +122,24 @@ func second() []Task {
 		{Series: "redis", Name: "measures itself", Args: shell("cd /tmp; redis-server --port 6401 --daemonize yes >/dev/null; until redis-cli -p 6401 ping 2>/dev/null | grep -q PONG; do sleep 0.01; done; redis-benchmark -p 6401 -q -n 1000 -t set,lpush >/tmp/o; redis-cli -p 6401 dbsize; redis-cli -p 6401 llen mylist"),
 			Want: []string{"2\n", "1000\n"}, Timeout: time.Minute},
 		{Series: "tomcat", Name: "compiles a class", Args: shell(javaCompile), Want: []string{"sum 5050\n"}, Timeout: 2 * time.Minute},
+	}
+}
+
+// light returns the tasks that only start a program. They go through the image's entrypoint.
+func light() []Task {
+	start := func(series, script, want string) Task {
+		return Task{Series: series, Name: "starts", Args: shell(script), Want: []string{want}, Timeout: time.Minute}
+	}
+	return []Task{
+		start("debian", "echo hello", "hello\n"),
+		start("django", "python3 -c 'import django; print(\"django\", django.get_version())'", "django "),
+		start("golang", "go version", "go version go"),
+		start("maven", "mvn -v", "Apache Maven 3."),
+		start("nginx", "nginx -v 2>&1", "nginx version: "),
+		start("postgres", "postgres --version", "postgres (PostgreSQL) "),
+		start("python", "python3 -c 'print(\"hello world\")'", "hello world\n"),
+		start("redis", "redis-server --version", "Redis server v="),
+		start("tomcat", "catalina.sh version", "Server version"),
 	}
 }
 

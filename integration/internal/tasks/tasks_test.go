@@ -17,7 +17,7 @@ import (
 	"example.org/slipway/integration/internal/tasks"
 )
 
-func TestEverySeriesHasTwoTasks(t *testing.T) {
+func TestEverySeriesHasItsTasks(t *testing.T) {
 	all := tasks.Series()
 	if !slices.IsSorted(all) || len(all) != 9 {
 		t.Errorf("series %v", all)
@@ -28,7 +28,11 @@ func TestEverySeriesHasTwoTasks(t *testing.T) {
 		if !okA || !okB || a.Name == b.Name {
 			t.Errorf("series %s: %q %t, %q %t", series, a.Name, okA, b.Name, okB)
 		}
-		for _, task := range []tasks.Task{a, b} {
+		c, ok := tasks.Light(series)
+		if !ok || c.Probe != nil {
+			t.Errorf("series %s: light task %+v, %t", series, c, ok)
+		}
+		for _, task := range []tasks.Task{a, b, c} {
 			if len(task.Want) == 0 || task.Timeout == 0 || (task.Probe == nil) != (len(task.Args) > 0) {
 				t.Errorf("%s: %+v", task, task)
 			}
