@@ -1,5 +1,7 @@
 package reproduce
 
+import "slices"
+
 // Part is what can be measured by itself.
 type Part struct {
 	Name string
@@ -20,10 +22,13 @@ const needsCorpus = "root, and `SLIPWAY_CORPUS`, a directory of OCI layouts SERI
 // Parts returns all parts. None takes more than 40 minutes.
 func Parts() []Part {
 	starts := []string{"-images", "nginx,postgres,redis,python,django", "-rounds", "1", "-rtts", "0", "-wait", "30s"}
-	ceph := func(scenario string, minutes int) Part {
-		return Part{Name: "cider-" + scenario, Suite: "cider", Args: []string{"-scenario", scenario, "-rounds", "2"}, Ceph: true,
+	ceph := func(scenario string, minutes int, args ...string) Part {
+		return Part{Name: "cider-" + scenario, Suite: "cider", Args: append([]string{"-scenario", scenario, "-rounds", "2"}, args...), Ceph: true,
 			Needs: needsCorpus + "; Ceph's daemons", Minutes: minutes}
 	}
+	// As in the paper: the clock ends at start-up, links have 10 Gbit/s, and disks are hard disks. Nodes share
+	// this machine's two processors: four nodes have a quarter each, and Ceph the rest.
+	likeCider := []string{"-light", "-mbit", "10000", "-uplink", "10000", "-disk", "120"}
 	return []Part{
 		{Name: partTraces, Needs: "4 GB of disk", Minutes: 3},
 		{Name: partCaches, Needs: "4 GB of disk; for the real sample `SLIPWAY_TRACES`", Minutes: 10},
@@ -37,7 +42,7 @@ func Parts() []Part {
 		{Name: "gear-local", Suite: "start", Args: []string{"-scenario", "local", "-rounds", "1"}, Needs: needsCorpus, Minutes: 15},
 		{Name: "ociregistry", Suite: "mirrors", Args: []string{"-scenario", "load", "-rounds", "2", "-step", "4s"},
 			Needs: "a Distribution 3 and an Ociregistry, as docs/bench-mirrors.md says", Minutes: 15},
-		ceph("single", 15), ceph("node10", 10), ceph("nodes", 20), ceph("pagecache", 5), ceph("throughput", 6),
+		ceph("single", 20, likeCider...), ceph("node10", 15, likeCider...), ceph("nodes", 25, append(slices.Clone(likeCider), "-cpus", "0.25")...), ceph("pagecache", 5), ceph("throughput", 6),
 	}
 }
 
