@@ -110,16 +110,24 @@ func wantsOf(files []gear.File) (out []want) {
 	return out
 }
 
-// TestForward has another node ask this one for pieces that a third node owns. This one gets those
-// from the third, and from the registry only its own.
-func TestForward(t *testing.T) {
+// newTogether returns an exchange with a swarm that knows nobody yet, its registry, and 60 small
+// files in the registry.
+func newTogether(t *testing.T) (*Exchange, *swarm, *registry, []want) {
 	x := newExchange(t)
 	s := newSwarm(x, gearfs.SourceRef{Registry: "r", Repo: "a"})
-	defer s.stop()
+	t.Cleanup(s.stop)
 	c := contents{}
 	list := wantsOf(c.files(60, 1000))
 	r := &registry{c: c, after: func() {}}
 	s.setInner(r)
+	return x, s, r, list
+}
+
+// TestForward has another node ask this one for pieces that a third node owns. This one gets those
+// from the third, and from the registry only its own.
+func TestForward(t *testing.T) {
+	x, s, r, list := newTogether(t)
+	c := r.c
 	var asked sync.Map
 	s.knowing(play(t, x, c.answer(&asked)))
 	owned, p := 0, s.plan(time.Now())
@@ -161,13 +169,8 @@ func TestNextOwner(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			x := newExchange(t)
-			s := newSwarm(x, gearfs.SourceRef{Registry: "r", Repo: "a"})
-			defer s.stop()
-			c := contents{}
-			list := wantsOf(c.files(60, 1000))
-			r := &registry{c: c, after: func() {}}
-			s.setInner(r)
+			x, s, r, list := newTogether(t)
+			c := r.c
 			var asked sync.Map
 			bad, good := play(t, x, fails), play(t, x, c.answer(&asked))
 			s.knowing(bad, good)
