@@ -172,19 +172,19 @@ func (a *Agent) containers(st gearfs.Status) map[string][]fleet.Container {
 	return by
 }
 
-// warmEvery is how often registries are asked for something small. A client closes a
+// connectEvery is how often registries are asked for something small. A client closes a
 // connection that was idle for 90 s, and a server after 3 min.
-const warmEvery = time.Minute
+const connectEvery = time.Minute
 
 // stayConnected keeps a connection open to each registry of the configuration, until ctx
 // ends. The first request of a start then needs one round trip, and not one more for TCP,
 // one for TLS and two for a token.
 func (a *Agent) stayConnected(ctx context.Context) {
-	tick := time.NewTicker(warmEvery)
+	tick := time.NewTicker(connectEvery)
 	defer tick.Stop()
 	for {
-		warm, cancel := context.WithTimeout(ctx, tellPatience)
-		a.regs.Warm(warm)
+		bounded, cancel := context.WithTimeout(ctx, tellPatience)
+		a.regs.Connect(bounded)
 		cancel()
 		select {
 		case <-ctx.Done():

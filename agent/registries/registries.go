@@ -270,14 +270,14 @@ func (r *Set) Close() {
 	clear(r.open)
 }
 
-// warmPlain is how many connections are kept open to a registry that is reached without TLS.
+// plainConns is how many connections are kept open to a registry that is reached without TLS.
 // HTTP/1.1 has one request on a connection, and a start begins with one for each layer, one for
 // the profile and one for its files.
-const warmPlain = 8
+const plainConns = 8
 
-// Warm asks the registries of the configuration for something small, so that a connection to
+// Connect asks the registries of the configuration for something small, so that a connection to
 // each is open when an image comes. What they answer is used if it is needed.
-func (r *Set) Warm(ctx context.Context) {
+func (r *Set) Connect(ctx context.Context) {
 	var work sync.WaitGroup
 	defer work.Wait()
 	for i := range r.settings {
@@ -288,7 +288,7 @@ func (r *Set) Warm(ctx context.Context) {
 		for _, p := range reg.places {
 			n := 1
 			if strings.HasPrefix(p.url, "http://") {
-				n = warmPlain
+				n = plainConns
 			}
 			for range n {
 				work.Go(func() { _, _ = p.reg.GearInfo(ctx) })
