@@ -9,8 +9,8 @@ import (
 	"syscall"
 )
 
-// Advice returns what a user can do about a network error, as a text that continues the
-// error's, or "" if the error tells that itself.
+// Advice returns what a user can do about a network error. The text continues that of the
+// error. It is "" if the error says itself what to do.
 func Advice(err error) string {
 	var op *net.OpError
 	var host *net.DNSError
