@@ -29,8 +29,10 @@ func Inherit(t *Tree, d *Donor) []File {
 // opened. The last resort is the content, which may have moved. Each path without
 // versions is answered once and is then in done.
 func (t *Tree) counterparts(o *Opened, keys map[uint64]int32, done map[string]bool) []int32 {
-	if e, ok := t.regularAt(o.Path); ok {
-		return []int32{int32(e)}
+	for _, p := range []string{o.Path, merged(o.Path)} {
+		if e, ok := t.regularAt(p); ok {
+			return []int32{int32(e)}
+		}
 	}
 	for level, leave := range looseners {
 		p := leave(o.Path)
@@ -56,8 +58,10 @@ func (t *Tree) counterparts(o *Opened, keys map[uint64]int32, done map[string]bo
 
 // dirsLike returns the directories that replaced a directory.
 func (t *Tree) dirsLike(dir string) []string {
-	if len(t.dirs()[dir]) > 0 {
-		return []string{dir}
+	for _, p := range []string{dir, merged(dir)} {
+		if len(t.dirs()[p]) > 0 {
+			return []string{p}
+		}
 	}
 	if e, ok := t.Resolve(dir); ok { // it is a symbolic link now
 		if to := t.x.Entries[e].Path; len(t.dirs()[to]) > 0 {

@@ -117,6 +117,9 @@ func TestInherit(t *testing.T) {
 		"through a link": {
 			files{"lib/libc.so": "1"}, []string{"lib/libc.so"},
 			files{"lib": "->usr/lib", "usr/lib/libc.so": "2"}, []string{"series usr/lib/libc.so"}},
+		"from a tree whose /usr is merged into one where it is not": {
+			files{"lib": "->usr/lib", "usr/lib/libc.so": "1", "usr/share/x": "2"}, []string{"usr/lib/libc.so", "usr/share/x"},
+			files{"lib/libc.so": "3", "usr/share/x": "4", "share/x": "5"}, []string{"series lib/libc.so", "series usr/share/x"}},
 		"a dotted version": {
 			files{"lib/libssl.so.1.1": "1", "lib/libx.so.1.1": "x"}, []string{"lib/libssl.so.1.1"},
 			files{"lib/libssl.so.3.0": "2", "lib/libx.so.3.0": "y"}, []string{"series lib/libssl.so.3.0"}},
@@ -152,6 +155,54 @@ func TestInherit(t *testing.T) {
 }
 
 // TestLikest has donors of which the last learnt is not the likest.
+// TestMergedUsr compares predictions for the same image with /usr merged and not: they
+// have the same contents, whichever of the two kinds the donor is.
+func TestMergedUsr(t *testing.T) {
+	split := func(p string) string {
+		if strings.HasPrefix(p, "usr/share/") {
+			return p
+		}
+		return strings.TrimPrefix(p, "usr/")
+	}
+	rapid.Check(t, func(rt *rapid.T) {
+		paths := rapid.SliceOfNDistinct(rapid.Custom(func(rt *rapid.T) string {
+			return "usr/" + rapid.SampledFrom([]string{"bin", "lib", "lib/x86_64", "lib64", "share/doc"}).Draw(rt, "directory") + "/" +
+				rapid.SampledFrom([]string{"sh", "libx.so.1.2", "libx.so.1.3", "libx.so.2", "m1.py", "m2.py", "m3.py", "m4.py", "m5.py", "m6.py"}).Draw(rt, "name")
+		}), 1, 20, rapid.ID[string])
+		image := func(label string) (merged, unmerged files) {
+			merged, unmerged = files{"bin": "->usr/bin", "lib": "->usr/lib", "lib64": "->usr/lib64"}, files{}
+			for _, p := range paths.Draw(rt, label) {
+				merged[p] = label + p
+				unmerged[split(p)] = label + p
+			}
+			return merged, unmerged
+		}
+		oldMerged, oldUnmerged := image("old")
+		var opened, openedUnmerged []string
+		for _, p := range slices.Sorted(maps.Keys(oldMerged)) {
+			if strings.HasPrefix(p, "usr/") && rapid.Bool().Draw(rt, "opened "+p) {
+				opened, openedUnmerged = append(opened, p), append(openedUnmerged, split(p))
+			}
+		}
+		nowMerged, nowUnmerged := image("now")
+		predicted := func(d *predict.Donor, now files) []gear.Name {
+			names := predict.Names(predict.Inherit(tree(t, now), d))
+			slices.SortFunc(names, func(a, b gear.Name) int { return bytes.Compare(a[:], b[:]) })
+			return names
+		}
+		want := predicted(donor(t, oldMerged, opened...), nowMerged)
+		for kind, got := range map[string][]gear.Name{
+			"merged to unmerged":   predicted(donor(t, oldMerged, opened...), nowUnmerged),
+			"unmerged to merged":   predicted(donor(t, oldUnmerged, openedUnmerged...), nowMerged),
+			"unmerged to unmerged": predicted(donor(t, oldUnmerged, openedUnmerged...), nowUnmerged),
+		} {
+			if diff := cmp.Diff(want, got); diff != "" {
+				rt.Fatalf("%s: other files than from merged to merged (-want +got)\n%s", kind, diff)
+			}
+		}
+	})
+}
+
 func TestLikest(t *testing.T) {
 	base := files{"app": "1"}
 	for i := range 300 {

@@ -2,6 +2,7 @@ package predict
 
 import (
 	"path"
+	"slices"
 	"strings"
 	"sync"
 
@@ -155,9 +156,23 @@ func (t *Tree) regularAt(p string) (int, bool) {
 // the next.
 var looseners = [...]func(string) string{withoutVersions, withoutDigits}
 
-// withoutVersions replaces dotted numbers, as in libssl.so.1.1 and python3.9.
+// merged returns a path below /usr as older distributions have it: there /bin, /sbin and
+// the directories of libraries are directories of their own, which newer ones merged into
+// /usr. A tree that was merged still has the shorter path, through a symbolic link.
+func merged(p string) string {
+	rest, ok := strings.CutPrefix(p, "usr/")
+	if top, _, _ := strings.Cut(rest, "/"); !ok || !slices.Contains(mergedDirs, top) {
+		return p
+	}
+	return rest
+}
+
+var mergedDirs = []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32"}
+
+// withoutVersions replaces dotted numbers, as in libssl.so.1.1 and python3.9. It returns
+// the same for paths that differ only by whether /usr was merged.
 func withoutVersions(p string) string {
-	return replaceRuns(p, func(run string) bool {
+	return replaceRuns(merged(p), func(run string) bool {
 		return strings.Contains(strings.Trim(run, "."), ".")
 	}, func(c byte) bool { return digit(c) || c == '.' })
 }
