@@ -76,8 +76,12 @@ func TestDiskPressure(t *testing.T) {
 	if used := c.diskUsed(); used < 20 || left < 2 {
 		t.Errorf("kubelet removed images until %d %% of the disk were used and %d images were left: it freed less than it expected with each", used, left)
 	}
-	if got := c.kubectl("get", "events", "-A", "-o", "jsonpath={.items[?(@.reason=='FreeDiskSpaceFailed')].message}"); got != "" {
-		t.Errorf("kubelet could not free what it wanted to: %s", got)
+	// At its start, kubelet already wants space, and knows every image only since that moment:
+	// it says that it freed nothing.
+	for _, got := range strings.Split(c.kubectl("get", "events", "-A", "-o", `jsonpath={range .items[?(@.reason=='FreeDiskSpaceFailed')]}{.message}{"\n"}{end}`), "\n") {
+		if got != "" && !strings.Contains(got, "freed 0 bytes") {
+			t.Errorf("kubelet could not free what it wanted to: %s", got)
+		}
 	}
 	c.read("open")
 
