@@ -19,8 +19,8 @@ import (
 
 // Two versions are made from the same sources.
 const (
-	version = "0.1.0"
-	newer   = "0.2.0"
+	version = "0.2.0"
+	newer   = "0.2.1"
 )
 
 // builds holds what release has already made, by its arguments.

@@ -20,8 +20,8 @@ import (
 // Two versions are made from the same sources. The first is the version in
 // docs/packages.md, whose commands are run exactly as written.
 const (
-	version = "0.1.0"
-	newer   = "0.2.0"
+	version = "0.2.0"
+	newer   = "0.2.1"
 )
 
 const (

@@ -16,7 +16,7 @@ func TestDaemonSet(t *testing.T) {
 	const page, node = "kubernetes.md", "node0"
 	c := newCluster(t, onDemand)
 	c.push("public/app:1", imagetest.Summed(t, 1, files, fileBytes, largeBytes))
-	c.versions("0.1.0", "0.1.1")
+	c.versions(release, next)
 	f := c.follower()
 	f.charts()
 	link, err := c.net.Join(t.Context())
@@ -42,7 +42,7 @@ func TestDaemonSet(t *testing.T) {
 	c.read("open")
 
 	before := m.run("systemctl", "show", "--value", "-p", "MainPID", "slipway-agent")
-	f.follow(page, "--version 0.1.1 --reset-then-reuse-values", "helm -n slipway upgrade", ": helm")
+	f.follow(page, "--version "+next+" --reset-then-reuse-values", "helm -n slipway upgrade", ": helm")
 	c.kubectl("-n", "slipway-agent", "rollout", "status", "daemonset/slipway-agent", "--timeout", limit.String())
 	if after := m.run("systemctl", "show", "--value", "-p", "MainPID", "slipway-agent"); after == before {
 		t.Error("the upgrade did not start another agent")

@@ -77,10 +77,16 @@ func (f *follower) text(page, text string, replace ...string) string {
 
 func (f *follower) path(name string) string { return filepath.Join(f.env.Dir(), name) }
 
+// These are the versions that the page names: a release and the one after it.
+const (
+	release = "0.2.0"
+	next    = "0.2.1"
+)
+
 // charts packs the chart with two versions, and pushes both.
 func (f *follower) charts() {
 	f.c.t.Helper()
-	for _, version := range []string{"0.1.0", "0.1.1"} {
+	for _, version := range []string{release, next} {
 		f.chart(ownChart(f.c.t), version)
 	}
 }

@@ -41,9 +41,9 @@ func TestPages(t *testing.T) {
 	c.check(im.Push(t.Context(), alice, "team-a/app", "1"))
 
 	f.tokens(page)
-	f.follow(page, "--version 0.1.1 --reset-then-reuse-values", "helm -n slipway-agent", ": helm")
+	f.follow(page, "--version "+next+" --reset-then-reuse-values", "helm -n slipway-agent", ": helm")
 	c.kubectl("-n", "slipway", "rollout", "status", "deploy/slipway", "--timeout", limit.String())
-	if got := c.kubectl("-n", "slipway", "get", "deploy", "slipway", "-o", "jsonpath={.metadata.labels.app\\.kubernetes\\.io/version}"); got != "0.1.1" {
+	if got := c.kubectl("-n", "slipway", "get", "deploy", "slipway", "-o", "jsonpath={.metadata.labels.app\\.kubernetes\\.io/version}"); got != next {
 		t.Errorf("after the upgrade the release has version %q", got)
 	}
 	f.pulls("team-a", true)
@@ -68,13 +68,13 @@ func (f *follower) release() {
 	program, err := os.ReadFile(slipway.Binary(t))
 	f.c.check(err)
 	im := serverImage(program)
-	im.WriteLayout(t, f.path("layout"), "0.1.0")
-	file, err := os.Create(f.path("slipway-0.1.0-image.tar"))
+	im.WriteLayout(t, f.path("layout"), release)
+	file, err := os.Create(f.path("slipway-"+release+"-image.tar"))
 	f.c.check(err)
 	defer file.Close()
 	w := tar.NewWriter(file)
 	f.c.check(errors.Join(w.AddFS(os.DirFS(f.path("layout"))), w.Close()))
-	f.env.Run(t, "skopeo", "copy", "oci:"+f.path("layout")+":0.1.0", "docker://"+f.c.ref("public/slipway:0.1.1"))
+	f.env.Run(t, "skopeo", "copy", "oci:"+f.path("layout")+":"+release, "docker://"+f.c.ref("public/slipway:"+next))
 }
 
 // volumes gives the cluster volumes for registries: directories of the nodes' file system, whose root
@@ -117,7 +117,7 @@ func (f *follower) tokens(page string) {
 	issuer, _, _ = strings.Cut(issuer, `"`)
 	values := f.text(page, "groups_claim: /kubernetes.io/namespace", "https://kubernetes.default.svc.cluster.local", issuer)
 	f.c.check(os.WriteFile(f.path("values.yaml"), []byte(values), 0o600))
-	f.env.Run(t, f.path("bin/helm"), "-n", "slipway", "upgrade", "slipway", "oci://"+f.c.ref("public/charts/slipway"), "--version", "0.1.0", "--reuse-values", "--values", f.path("values.yaml"))
+	f.env.Run(t, f.path("bin/helm"), "-n", "slipway", "upgrade", "slipway", "oci://"+f.c.ref("public/charts/slipway"), "--version", release, "--reuse-values", "--values", f.path("values.yaml"))
 	f.follow(page, "request-serviceaccounts-token-audience")
 	f.follow(page, "credentialprovider.kubelet.k8s.io/v1", "/etc/slipway/", f.env.Dir()+"/")
 	providers, err := os.ReadFile(f.path("credential-providers.yml"))

@@ -52,7 +52,7 @@ func TestReplicas(t *testing.T) {
 	c := bed{agent: onDemand, ways: []string{ctrnode.Gear, ctrnode.Gear, ctrnode.Gear}, services: true, registries: []string{inside}}.start(t)
 	c.mark()
 	c.push("public/busybox:1", imagetest.Summed(t, 0, 1, 1, 1))
-	c.versions("0.1.0", "0.1.1")
+	c.versions(release, next)
 	f := c.follower()
 	f.charts()
 
@@ -76,7 +76,7 @@ func TestReplicas(t *testing.T) {
 	c.check(os.WriteFile(f.path("replicas.yaml"), []byte(f.text(page, "replicas: 3")), 0o600))
 	c.check(os.WriteFile(f.path("values.yaml"), fmt.Appendf(nil, own, c.ref("public/busybox:1"), s3.Bucket(t), s3.Region, faults.NewLink(t, c.net.Addr, s3.Endpoint).Addr), 0o600))
 	began := time.Now()
-	f.env.Run(t, f.path("bin/helm"), "-n", "slipway", "install", "slipway", "oci://"+c.ref("public/charts/slipway"), "--version", "0.1.0", "--set", "image.repository="+c.ref("public/slipway"),
+	f.env.Run(t, f.path("bin/helm"), "-n", "slipway", "install", "slipway", "oci://"+c.ref("public/charts/slipway"), "--version", release, "--set", "image.repository="+c.ref("public/slipway"),
 		"--values", f.path("replicas.yaml"), "--values", f.path("values.yaml"), "--wait", "--timeout", limit.String())
 	t.Logf("three replicas were ready after %s", time.Since(began).Round(1e8))
 	f.env.Run(t, f.path("bin/helm"), "-n", "slipway", "test", "slipway", "--timeout", limit.String())
@@ -108,7 +108,7 @@ func TestReplicas(t *testing.T) {
 	// An upgrade is announced, so that nobody needs to notice.
 	buyer = newBuyer(t, addr)
 	began = time.Now()
-	f.follow(page, "--version 0.1.1 --reset-then-reuse-values", "helm -n slipway-agent", ": helm")
+	f.follow(page, "--version "+next+" --reset-then-reuse-values", "helm -n slipway-agent", ": helm")
 	c.kubectl("-n", "slipway", "rollout", "status", "statefulset/slipway", "--timeout", rolling.String())
 	t.Logf("the replicas were upgraded in %s", time.Since(began).Round(1e8))
 	if pulls, failed = buyer.stop(); pulls == 0 || len(failed) > 0 {

@@ -25,10 +25,10 @@ func TestUpgrade(t *testing.T) {
 		c.push("public/app:"+tag, imagetest.Summed(t, seed, files, fileBytes, largeBytes))
 	}
 	c.push("public/slipway:0.1.0", serverImage(old))
-	c.versions("0.1.1")
+	c.versions(next)
 	f := c.follower()
 	f.chart(filepath.Join(released, "chart"), "0.1.0")
-	f.chart(ownChart(t), "0.1.1")
+	f.chart(ownChart(t), next)
 	link, err := c.net.Join(t.Context())
 	c.check(err)
 	m := c.boot(node, link)
@@ -53,7 +53,7 @@ func TestUpgrade(t *testing.T) {
 	}
 	lazily("public/app:1")
 
-	f.follow(page, "--version 0.1.1 --reset-then-reuse-values")
+	f.follow(page, "--version "+next+" --reset-then-reuse-values")
 	c.kubectl("-n", "slipway-agent", "rollout", "status", "daemonset/slipway-agent", "--timeout", limit.String())
 	c.kubectl("-n", "slipway", "rollout", "status", "deploy/slipway", "--timeout", limit.String())
 	if said := m.run("/opt/slipway/bin/slipway", "version"); strings.Contains(said, "slipway 0.1.0 ") {
