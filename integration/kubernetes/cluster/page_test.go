@@ -69,7 +69,7 @@ func (f *follower) release() {
 	f.c.check(err)
 	im := serverImage(program)
 	im.WriteLayout(t, f.path("layout"), release)
-	file, err := os.Create(f.path("slipway-"+release+"-image.tar"))
+	file, err := os.Create(f.path("slipway-" + release + "-image.tar"))
 	f.c.check(err)
 	defer file.Close()
 	w := tar.NewWriter(file)
