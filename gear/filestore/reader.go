@@ -14,6 +14,7 @@ import (
 	"example.org/slipway/gear"
 	"example.org/slipway/gear/filestore/hot"
 	"example.org/slipway/gear/filestore/packfile"
+	"example.org/slipway/gear/filestore/parity"
 	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore"
 )
@@ -104,10 +105,10 @@ func (f *File) read(ctx context.Context, do func() error) error {
 		if err = do(); err == nil {
 			return nil
 		}
-		unreadable = isUnreadable(err)
-		if !unreadable && !errors.Is(err, objstore.ErrNotExist) && !isDamage(err) {
+		if !maybeLost(err) {
 			return err
 		}
+		unreadable = isUnreadable(err)
 		f.s.places.drop(f.name)
 		p, err := f.s.find(ctx, f.name)
 		if err != nil {
@@ -118,17 +119,27 @@ func (f *File) read(ctx context.Context, do func() error) error {
 		}
 		f.at = p
 	}
-	if f.s.guard.Repaired(ctx, f.at.pack) {
+	switch repair := f.s.guard.Repaired(ctx, f.at.pack); {
+	case repair == nil:
 		f.s.forgetDicts(f.at.pack)
 		f.chunks = nil
-		if again := do(); again == nil {
-			return nil
+		if err = do(); err == nil || !maybeLost(err) {
+			return err
 		}
+		unreadable = isUnreadable(err)
+	case !errors.Is(repair, parity.ErrNoParity):
+		return repair
 	}
 	if unreadable {
 		return err
 	}
 	return f.s.damaged(ctx, f.name, f.at.pack, err)
+}
+
+// maybeLost reports whether an error of a read says that the pack is missing, that it has
+// other bytes, or that the medium does not give it back.
+func maybeLost(err error) bool {
+	return isUnreadable(err) || errors.Is(err, objstore.ErrNotExist) || isDamage(err)
 }
 
 // isUnreadable reports whether an error says that a medium or a file system does not give

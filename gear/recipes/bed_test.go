@@ -311,6 +311,45 @@ type flipping struct {
 	bad atomic.Pointer[unreadable]
 	// left is how many operations are left until nothing works any more; 0: no limit.
 	left atomic.Int64
+	// fault makes operations fail for a while; nil: none fails.
+	fault atomic.Pointer[fault]
+}
+
+// fault makes all operations fail after the first ones, as long as it is there.
+type fault struct {
+	err   error
+	first int64 // how many operations work
+	n     atomic.Int64
+}
+
+// step returns the error of an operation.
+func (f *fault) step() error {
+	if f != nil && f.n.Add(1) > f.first {
+		return f.err
+	}
+	return nil
+}
+
+// met reports whether an operation has failed.
+func (f *fault) met() bool { return f.n.Load() > f.first }
+
+// faultyObject is an object of which each read is an operation.
+type faultyObject struct {
+	objstore.Object
+	f *flipping
+}
+
+// Read implements io.Reader.
+func (o faultyObject) Read(p []byte) (int, error) {
+	if err := o.f.fault.Load().step(); err != nil {
+		return 0, err
+	}
+	return o.Object.Read(p)
+}
+
+// WriteTo implements io.WriterTo.
+func (o faultyObject) WriteTo(w io.Writer) (int64, error) {
+	return io.Copy(w, struct{ io.Reader }{o})
 }
 
 // unreadable are the objects whose keys have a prefix, until the one that has it for a key
@@ -326,8 +365,11 @@ func (f *flipping) stopAfter(n int) { f.left.Store(int64(n) + 1) }
 // stopped reports whether the store does nothing any more.
 func (f *flipping) stopped() bool { return f.left.Load() == 1 }
 
-// step returns an error if the store does nothing any more.
+// step returns an error if the store does nothing any more, or fails for now.
 func (f *flipping) step() error {
+	if err := f.fault.Load().step(); err != nil {
+		return err
+	}
 	for {
 		n := f.left.Load()
 		if n == 0 {
@@ -350,7 +392,11 @@ func (f *flipping) Get(ctx context.Context, key string, off, n int64) (objstore.
 	if u := f.bad.Load(); u != nil && strings.HasPrefix(key, u.prefix) {
 		return nil, u.err
 	}
-	return f.Store.Get(ctx, key, off, n)
+	o, err := f.Store.Get(ctx, key, off, n)
+	if err != nil {
+		return nil, err
+	}
+	return faultyObject{o, f}, nil
 }
 
 // Delete implements objstore.Store.

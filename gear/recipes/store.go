@@ -173,19 +173,26 @@ func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
 
 // broken returns objstore.ErrCorrupt for a dropped layer that cannot be rebuilt, as far
 // as is known without rebuilding it. So a client that pushes the layer has to send its
-// bytes. A pack that was found damaged may be made again meanwhile.
+// bytes. A pack that was found damaged is made again now. If that fails for a reason that
+// may pass, broken returns the reason.
 func (s *Store) broken(ctx context.Context, l *gearfacts.LayerRecipe) error {
 	packs, lost, err := gearfacts.NewRecipes(s.cat.DB).Broken(ctx, l.Digest)
 	if err != nil {
 		return fmt.Errorf("look for damaged packs of a layer: %w", err)
 	}
 	for _, p := range packs {
-		lost = lost || !s.guard.Repaired(ctx, p)
+		if lost {
+			break
+		}
+		err := s.guard.Repaired(ctx, p)
+		if lost = errors.Is(err, parity.ErrNoParity); err != nil && !lost {
+			return err
+		}
 	}
-	if lost && ctx.Err() == nil {
+	if lost {
 		return fmt.Errorf("layer %s is kept as a recipe, and files of it are damaged: %w", l.Digest, objstore.ErrCorrupt)
 	}
-	return ctx.Err()
+	return nil
 }
 
 // dropped reports whether a key is the key of a dropped layer.

@@ -36,7 +36,8 @@ const (
 	GroupPacks = 10
 	// parityBlock is how many bytes of each pack of a group are in RAM at a time.
 	parityBlock = 256 << 10
-	// repairPause is how long a failed repair is not repeated for a reader.
+	// repairPause is how long a repair is not repeated for a reader after the parity did not
+	// suffice.
 	repairPause = time.Minute
 )
 
@@ -69,7 +70,7 @@ type Guard struct {
 	unborn map[gear.Name]int
 
 	repairing sync.Mutex
-	failed    map[gear.Name]time.Time // packs that could not be repaired, and when; guarded by repairing
+	lost      map[gear.Name]loss // packs for which the parity did not suffice; guarded by repairing
 }
 
 // New returns the guard of the packs in objs, about which db knows.
@@ -79,7 +80,7 @@ func New(db *engine.DB, objs objstore.Store, o Options) *Guard {
 	}
 	o.Shared = o.Shared || db.Shared()
 	return &Guard{objs: objs, groups: gearfacts.NewParity(db), checks: gearfacts.NewChecks(db), opts: o,
-		unborn: map[gear.Name]int{}, failed: map[gear.Name]time.Time{}}
+		unborn: map[gear.Name]int{}, lost: map[gear.Name]loss{}}
 }
 
 // Files returns the number of parity files of a group; 0: no parity is made.

@@ -6,10 +6,13 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
+	"io/fs"
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
@@ -253,6 +256,77 @@ func TestParityLosses(t *testing.T) {
 				t.Errorf("seed %d: a repair changed a sound pack", seed)
 			}
 		}
+	}
+}
+
+// unread is a store of which some objects cannot be read for now.
+type unread struct {
+	objstore.Store
+	keys map[string]bool
+}
+
+// Get implements objstore.Store.
+func (u *unread) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
+	if u.keys[key] {
+		return nil, &fs.PathError{Op: "open", Path: key, Err: syscall.EMFILE}
+	}
+	return u.Store.Get(ctx, key, off, n)
+}
+
+// TestRepairVerdict loses some objects of groups while others cannot be read for a reason
+// that passes. A pack counts as lost only if it is lost whatever the others hold, and a
+// reader asks again at once otherwise.
+func TestRepairVerdict(t *testing.T) {
+	t.Parallel()
+	seen := map[string]int{}
+	for seed := range uint64(150) {
+		r := rand.New(rand.NewPCG(seed, 4))
+		files := 1 + r.IntN(3)
+		b := guarded(t, files)
+		u := &unread{Store: b.objs, keys: map[string]bool{}}
+		b.guard = parity.New(b.cat.DB, u, parity.Options{Files: files})
+		var packs []gearfacts.Object
+		var keys []string
+		for i := range 1 + r.IntN(5) {
+			packs = append(packs, b.putPack([]byte(fmt.Sprint("pack ", i, " of ", seed))))
+			keys = append(keys, packPath(packs[i]))
+		}
+		for _, f := range b.group(packs) {
+			keys = append(keys, parityPath(f))
+		}
+		good := b.object(keys[0])
+		lost, closed := 0, 0
+		for i, key := range keys {
+			switch {
+			case i == 0 || r.IntN(4) == 0:
+				b.spoil(r, key, b.object(key))
+				lost++
+			case r.IntN(4) == 0:
+				u.keys[key] = true
+				closed++
+			}
+		}
+		for range 2 {
+			err := b.guard.Repaired(b.ctx, packs[0].Digest)
+			var busy *objstore.BusyError
+			want, ok := "made again", err == nil
+			switch {
+			case lost > files:
+				want, ok = "lost", errors.Is(err, parity.ErrNoParity)
+			case lost+closed > files:
+				want, ok = "busy", errors.As(err, &busy) && !errors.Is(err, parity.ErrNoParity)
+			}
+			if seen[want]++; !ok {
+				t.Errorf("seed %d: %d of %d objects lost and %d closed with %d files: %v; want: %s", seed, lost, len(keys), closed, files, err, want)
+			}
+		}
+		clear(u.keys)
+		if err := b.guard.Repaired(b.ctx, packs[0].Digest); (err == nil) != (lost <= files) || err == nil && !bytes.Equal(b.object(keys[0]), good) {
+			t.Errorf("seed %d: when all can be read, with %d lost and %d files: %v", seed, lost, files, err)
+		}
+	}
+	if len(seen) != 3 {
+		t.Errorf("not all verdicts occurred: %v", seen)
 	}
 }
 

@@ -7,12 +7,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"syscall"
 	"time"
 
 	"github.com/klauspost/reedsolomon"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/gear/filestore/packfile"
 	"example.org/slipway/registry/catalog/gearfacts"
+	"example.org/slipway/registry/objstore"
 )
 
 // ErrNoParity says that a pack cannot be made again, because too much of its groups is
@@ -21,47 +25,126 @@ var ErrNoParity = errors.New("the parity does not suffice")
 
 // Repair makes a damaged or missing pack again from the other packs of its group. What is
 // stored under the key of the pack is replaced only by bytes with the pack's digest. It
-// does nothing if the pack is sound. Errors: ErrNoParity.
+// does nothing if the pack is sound.
+//
+// Errors: ErrNoParity. Any other error says nothing about what is lost, and the next call
+// may succeed; it is an *objstore.BusyError unless ctx has ended.
 func (s *Guard) Repair(ctx context.Context, pack gear.Name) error {
 	s.repairing.Lock()
 	defer s.repairing.Unlock()
 	return s.repair(ctx, pack)
 }
 
+// Repaired is like Repair, for a reader who found a pack damaged. For some time it does
+// not repeat a repair that ended with ErrNoParity, unless an object that was missing then
+// is there again.
+func (s *Guard) Repaired(ctx context.Context, pack gear.Name) error {
+	s.repairing.Lock()
+	defer s.repairing.Unlock()
+	if l, ok := s.lost[pack]; ok && time.Since(l.since) < repairPause && !s.returned(ctx, l.missing) {
+		return ErrNoParity
+	}
+	return s.repair(ctx, pack)
+}
+
+// loss says that a pack could not be made again.
+type loss struct {
+	since   time.Time
+	missing []string // keys of the objects that were not there
+}
+
+// returned reports whether any object is there. An object may have been put back, or the
+// whole object store may have been away.
+func (s *Guard) returned(ctx context.Context, keys []string) bool {
+	return slices.ContainsFunc(keys, func(key string) bool {
+		_, err := s.objs.Stat(ctx, key)
+		return err == nil
+	})
+}
+
 // repair is like Repair, for a caller that holds repairing.
 func (s *Guard) repair(ctx context.Context, pack gear.Name) error {
+	l := loss{since: time.Now()}
+	err := s.tryRepair(ctx, pack, &l)
+	switch {
+	case err == nil:
+		delete(s.lost, pack)
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errors.Is(err, ErrNoParity):
+		s.lost[pack] = l
+	default:
+		s.opts.Log.Error("a damaged pack cannot be made again for now", "pack", hex.EncodeToString(pack[:]), "err", err)
+		return &objstore.BusyError{Err: fmt.Errorf("make pack %x again from parity: %w", pack, err)}
+	}
+	return err
+}
+
+// tryRepair makes a pack again from any of its groups. It adds to l what is missing. It
+// returns ErrNoParity only if no group can suffice, whatever objects hold that could not
+// be read this time.
+func (s *Guard) tryRepair(ctx context.Context, pack gear.Name, l *loss) error {
 	groups, err := s.groups.Groups(ctx, pack)
 	if err != nil {
-		return fmt.Errorf("look for the parity of pack %x: %w", pack, err)
+		return fmt.Errorf("look for its groups: %w", err)
 	}
 	if len(groups) == 0 {
 		return ErrNoParity
 	}
-	if s.verifyObject(ctx, packKey(pack), pack, nil) == nil { // somebody else has repaired it
+	switch err := s.verifyObject(ctx, packKey(pack), pack, nil); {
+	case err == nil: // somebody else has repaired it
 		return s.checks.Checked(ctx, pack, "")
+	case !isLost(err):
+		return err
+	default:
+		l.add(packKey(pack), err)
 	}
-	var errs []error
+	var lost, failed []error
 	for i := range groups {
-		if err = s.repairFrom(ctx, &groups[i], pack); err == nil {
+		err := s.repairFrom(ctx, &groups[i], pack, l)
+		switch {
+		case err == nil:
 			s.opts.Log.Warn("made a damaged pack again from parity", "pack", hex.EncodeToString(pack[:]))
-			delete(s.failed, pack)
 			if s.opts.OnRepair != nil {
 				s.opts.OnRepair(pack)
 			}
 			return s.checks.Checked(ctx, pack, "")
+		case errors.Is(err, ErrNoParity):
+			lost = append(lost, err)
+		default:
+			failed = append(failed, err)
 		}
-		errs = append(errs, err)
 	}
-	return errors.Join(errs...)
+	if len(failed) > 0 {
+		return errors.Join(failed...)
+	}
+	return errors.Join(lost...)
+}
+
+// add notes an object that could not be read, if it is missing.
+func (l *loss) add(key string, err error) {
+	if errors.Is(err, objstore.ErrNotExist) {
+		l.missing = append(l.missing, key)
+	}
+}
+
+// isLost reports whether an error of a read says that the object is missing, that it has
+// other bytes, or that the medium does not give it back. Any other error may pass.
+func isLost(err error) bool {
+	if busy := (*objstore.BusyError)(nil); errors.As(err, &busy) {
+		return false
+	}
+	return slices.ContainsFunc([]error{objstore.ErrNotExist, objstore.ErrCorrupt, packfile.ErrFormat, gear.ErrContent,
+		syscall.EIO, syscall.EUCLEAN, syscall.EBADMSG, syscall.ENODATA}, func(e error) bool { return errors.Is(err, e) })
 }
 
 // repairFrom makes a pack again with one of its groups.
-func (s *Guard) repairFrom(ctx context.Context, g *gearfacts.ParityGroup, pack gear.Name) (err error) {
+func (s *Guard) repairFrom(ctx context.Context, g *gearfacts.ParityGroup, pack gear.Name, l *loss) (err error) {
 	code, err := reedsolomon.New(len(g.Packs), len(g.Files))
 	if err != nil {
 		return fmt.Errorf("a group of %d packs and %d files: %w", len(g.Packs), len(g.Files), err)
 	}
-	sources, target, err := s.openGroup(ctx, g, pack)
+	sources, target, err := s.openGroup(ctx, g, pack, l)
 	defer func() { err = errors.Join(err, closeShards(sources)) }()
 	if err != nil {
 		return err
@@ -82,11 +165,12 @@ func (s *Guard) repairFrom(ctx context.Context, g *gearfacts.ParityGroup, pack g
 }
 
 // openGroup opens as many sound packs and parity files of a group as are needed to make a
-// pack again. It reads each whole before it trusts it.
-func (s *Guard) openGroup(ctx context.Context, g *gearfacts.ParityGroup, pack gear.Name) (sources []*shard, target int, err error) {
+// pack again. It reads each whole before it trusts it. It adds to l what is missing.
+// Errors: ErrNoParity if too many objects are lost, and not only unreadable this time.
+func (s *Guard) openGroup(ctx context.Context, g *gearfacts.ParityGroup, pack gear.Name, l *loss) (sources []*shard, target int, err error) {
 	k := len(g.Packs)
 	sources = make([]*shard, k+len(g.Files))
-	var found int
+	var found, unknown int
 	var errs []error
 	for i := range sources {
 		of, key, header := gearfacts.Object{}, "", int64(0)
@@ -108,6 +192,10 @@ func (s *Guard) openGroup(ctx context.Context, g *gearfacts.ParityGroup, pack ge
 			r, err = s.openShard(ctx, key, header, of)
 		}
 		if err != nil {
+			l.add(key, err)
+			if !isLost(err) {
+				unknown++
+			}
 			errs = append(errs, fmt.Errorf("%s: %w", key, err))
 			continue
 		}
@@ -115,7 +203,10 @@ func (s *Guard) openGroup(ctx context.Context, g *gearfacts.ParityGroup, pack ge
 		found++
 	}
 	if found < k {
-		return sources, target, fmt.Errorf("%d of a group's objects are sound, and %d are needed: %w", found, k, errors.Join(append(errs, ErrNoParity)...))
+		if found+unknown < k {
+			errs = append(errs, ErrNoParity)
+		}
+		return sources, target, fmt.Errorf("%d of a group's objects are sound, and %d are needed: %w", found, k, errors.Join(errs...))
 	}
 	return sources, target, ctx.Err()
 }
@@ -161,22 +252,4 @@ func (f *first) Write(p []byte) (int, error) {
 		return 0, err
 	}
 	return len(p), nil
-}
-
-// Repaired makes a pack again for a reader who found it damaged. It reports whether the
-// pack was made again.
-func (s *Guard) Repaired(ctx context.Context, pack gear.Name) bool {
-	s.repairing.Lock()
-	defer s.repairing.Unlock()
-	if at, ok := s.failed[pack]; ok && time.Since(at) < repairPause {
-		return false
-	}
-	err := s.repair(ctx, pack)
-	if err != nil && ctx.Err() == nil {
-		s.failed[pack] = time.Now()
-		if !errors.Is(err, ErrNoParity) {
-			s.opts.Log.Error("a damaged pack cannot be made again", "pack", hex.EncodeToString(pack[:]), "err", err)
-		}
-	}
-	return err == nil
 }
