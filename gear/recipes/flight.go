@@ -28,6 +28,7 @@ type flight struct {
 	cancel context.CancelFunc
 
 	refs  int         // guarded by s.mu
+	idle  time.Time   // since when nobody reads it, if refs is 0; guarded by s.mu
 	timer *time.Timer // set until the flight is forgotten; guarded by s.mu
 
 	mu      sync.Mutex
@@ -48,8 +49,8 @@ func (s *Store) acquire(l *gearfacts.LayerRecipe) (*flight, error) {
 	f := s.flights[l.Digest]
 	if f != nil {
 		if f.refs == 0 {
-			f.timer.Stop()
-			s.kept -= f.l.Size
+			f.unkeep()
+			s.inUse += f.l.Size
 		}
 		f.refs++
 		return f, nil
@@ -61,8 +62,31 @@ func (s *Store) acquire(l *gearfacts.LayerRecipe) (*flight, error) {
 	f = &flight{s: s, l: *l, file: file, refs: 1, changed: make(chan struct{})}
 	f.ctx, f.cancel = context.WithCancel(s.stop)
 	s.flights[l.Digest] = f
+	s.inUse += l.Size
+	s.makeRoom()
 	s.wg.Go(f.run)
 	return f, nil
+}
+
+// makeRoom forgets layers that nobody reads, those first that were read last the longest
+// time ago, until all layers together fit. s.mu is held.
+func (s *Store) makeRoom() {
+	for s.kept > 0 && s.kept+s.inUse > s.opts.KeepBytes {
+		var oldest *flight
+		for _, f := range s.flights {
+			if f.refs == 0 && (oldest == nil || f.idle.Before(oldest.idle)) {
+				oldest = f
+			}
+		}
+		oldest.unkeep()
+		oldest.forget()
+	}
+}
+
+// unkeep ends the time for which the flight is kept without readers. s.mu is held.
+func (f *flight) unkeep() {
+	f.timer.Stop()
+	f.s.kept -= f.l.Size
 }
 
 // nameless creates a file that has no name and disappears when it is closed.
@@ -86,17 +110,19 @@ func (f *flight) release() {
 	if f.refs--; f.refs > 0 {
 		return
 	}
+	s.inUse -= f.l.Size
 	_, done, err := f.state()
-	if !done || err != nil || s.closed || s.kept+f.l.Size > s.opts.KeepBytes {
+	if !done || err != nil || s.closed || s.kept+s.inUse+f.l.Size > s.opts.KeepBytes {
 		f.forget()
 		return
 	}
 	s.kept += f.l.Size
+	f.idle = time.Now()
 	f.timer = time.AfterFunc(s.opts.KeepFor, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if f.refs == 0 && s.flights[f.l.Digest] == f {
-			s.kept -= f.l.Size
+			f.unkeep()
 			f.forget()
 		}
 	})
@@ -121,7 +147,7 @@ func (s *Store) forgetAll() {
 	defer s.mu.Unlock()
 	for _, f := range s.flights {
 		if f.refs == 0 {
-			f.timer.Stop()
+			f.unkeep()
 			f.forget()
 		}
 	}

@@ -47,7 +47,8 @@ type Options struct {
 	Rebuilds int
 	// KeepFor is how long a rebuilt layer is kept for later readers; default 1 min.
 	KeepFor time.Duration
-	// KeepBytes bounds the total size of the layers kept; default 1 GiB.
+	// KeepBytes bounds the total size of the layers kept, together with those that are
+	// being read; default 1 GiB. Only layers that are read at the same time may have more.
 	KeepBytes int64
 	// Parity is how many packs of a group may be lost at once; 0: packs have no parity,
 	// because the object store itself is redundant.
@@ -73,6 +74,7 @@ type Store struct {
 	mu      sync.Mutex
 	flights map[oci.Digest]*flight
 	kept    int64 // size of the layers that nobody reads
+	inUse   int64 // size of the layers that are read, which includes those being rebuilt
 	counts  counts
 	closed  bool
 	pass    *Progress // is not changed; nil: no pass is running
