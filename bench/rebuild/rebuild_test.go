@@ -37,7 +37,8 @@ func smallSet(t *testing.T) string {
 
 // TestRun measures a real server with little content.
 func TestRun(t *testing.T) {
-	o, err := parse([]string{"-bin", slipway.Binary(t), "-corpus", smallSet(t), "-dir", t.TempDir()})
+	o, err := parse([]string{"-bin", slipway.Binary(t), "-corpus", smallSet(t), "-dir", t.TempDir(),
+		"-history", "1", "-requests", "20000", "-speed", "86400", "-turns", "2", "-link", "1000", "-rtt", "1ms"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,8 +62,18 @@ func TestRun(t *testing.T) {
 		s.Before.Parity+s.Bare.Parity > 0 || s.After.Parity == 0 || s.Bare.Packs == 0 {
 		t.Errorf("storage: %+v", s)
 	}
+	d := r.Day
+	if d.Layers != 3 || len(d.Pulls) < 3 || d.Left > d.Dropped || d.Servers[0].CPU <= 0 || d.Servers[1].CPU <= 0 || d.Servers[0].Stored.Rest <= d.Bytes ||
+		d.Servers[0].Stored.Rest-d.Servers[1].Stored.Rest < d.DroppedBytes/2 {
+		t.Errorf("day: %+v", d)
+	}
+	for _, p := range d.Pulls {
+		if p.First[0] < 0.002 || p.First[1] < 0.002 || p.Sec[0] < p.First[0] || p.Sec[1] < p.First[1] {
+			t.Errorf("not a pull with two round trips: %+v", p)
+		}
+	}
 	report := measure.Report("", r.Parts())
-	for _, want := range []string{"### Recipes", "### Storage", "layers dropped", "without parity"} {
+	for _, want := range []string{"### Recipes", "### Storage", "### A day", "layers dropped", "without parity"} {
 		if !strings.Contains(report, want) {
 			t.Errorf("the report lacks %q", want)
 		}

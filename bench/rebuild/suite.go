@@ -29,6 +29,7 @@ import (
 type options struct {
 	measure.Options
 	corpus, corpusName, images string
+	day                        dayOptions
 }
 
 func parse(args []string) (*options, error) {
@@ -38,6 +39,7 @@ func parse(args []string) (*options, error) {
 	fl.StringVar(&o.corpus, "corpus", os.Getenv("SLIPWAY_CORPUS"), "`directory` of OCI layouts SERIES/VERSION (default $SLIPWAY_CORPUS)")
 	fl.StringVar(&o.corpusName, "corpus-name", "a set of images of one's own", "what the report calls the `set` of images")
 	fl.StringVar(&o.images, "images", "", "the `images` to take, SERIES/VERSION or SERIES for its last version, separated by commas (default all)")
+	o.day.add(fl)
 	if err := fl.Parse(args); err != nil {
 		return nil, err
 	}
@@ -45,14 +47,14 @@ func parse(args []string) (*options, error) {
 		return nil, errors.New("which images? Give -corpus or SLIPWAY_CORPUS")
 	}
 	if o.Command == "" {
-		o.Command = measure.Described(fl, "scripts/bench-rebuild.sh", []string{"scenario", "images"}, nil)
+		o.Command = measure.Described(fl, "scripts/bench-rebuild.sh", append([]string{"scenario", "images"}, dayFlags...), nil)
 	}
-	return o, o.Validate(fl)
+	return o, errors.Join(o.Validate(fl), o.day.validate())
 }
 
 // scenarios returns all scenarios, in the order in which they run.
 func scenarios() []measure.Scenario[*bench] {
-	return []measure.Scenario[*bench]{{Name: "recipes", Run: runRecipes}, {Name: "storage", Run: runStorage}}
+	return []measure.Scenario[*bench]{{Name: "recipes", Run: runRecipes}, {Name: "storage", Run: runStorage}, {Name: "day", Run: runDay}}
 }
 
 // Suite returns the suite.
@@ -64,6 +66,7 @@ func Suite() measure.Suite {
 type bench struct {
 	*measure.Bench
 	images  []*corpus.Image
+	day     dayOptions
 	set     string // the report's words on the images
 	results *Results
 }
@@ -89,7 +92,7 @@ func (o *options) measure(ctx context.Context) (r *Results, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, in.Close()) }()
-	b := &bench{Bench: in, images: images, results: &Results{}, set: fmt.Sprintf("%d images (%s)", len(images), o.corpusName)}
+	b := &bench{Bench: in, images: images, day: o.day, results: &Results{}, set: fmt.Sprintf("%d images (%s)", len(images), o.corpusName)}
 	return b.results, measure.RunAll(ctx, b, list, nil)
 }
 
@@ -129,14 +132,15 @@ func (b *bench) since(began time.Time) Run { return Run{Run: b.Since(began), Set
 type Results struct {
 	Recipes *Recipes `json:"recipes,omitempty"`
 	Storage *Storage `json:"storage,omitempty"`
+	Day     *Day     `json:"day,omitempty"`
 }
 
 // Parts returns what was measured.
-func (r *Results) Parts() []measure.Part { return measure.Measured(r.Recipes, r.Storage) }
+func (r *Results) Parts() []measure.Part { return measure.Measured(r.Recipes, r.Storage, r.Day) }
 
 // Fill takes from old the results of scenarios that were not measured this time.
 func (r *Results) Fill(old *Results) {
-	r.Recipes, r.Storage = cmp.Or(r.Recipes, old.Recipes), cmp.Or(r.Storage, old.Storage)
+	r.Recipes, r.Storage, r.Day = cmp.Or(r.Recipes, old.Recipes), cmp.Or(r.Storage, old.Storage), cmp.Or(r.Day, old.Day)
 }
 
 // marks returns the lines that enclose the generated part of the document.
