@@ -1,6 +1,7 @@
 package rebuild
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
@@ -57,11 +58,7 @@ func TestRun(t *testing.T) {
 	if e := r.Recipes.Encoders; len(e) != 2 || e[0].Encoder != "go level 6" || e[1].Encoder != "pgzip" || e[1].Rebuild <= 0 {
 		t.Errorf("encoders: %+v", e)
 	}
-	s := r.Storage
-	if s.Dropped == 0 || s.Dropped+s.Refused > 3 || s.Pulled != 2 || s.Before.Packs == 0 || s.Before.Rest-s.After.Rest < s.DroppedBytes/2 ||
-		s.Before.Parity+s.Bare.Parity > 0 || s.After.Parity == 0 || s.Bare.Packs == 0 {
-		t.Errorf("storage: %+v", s)
-	}
+	checkStorage(t, r.Storage)
 	d := r.Day
 	if d.Layers != 3 || len(d.Pulls) < 3 || d.Left > d.Dropped || d.Servers[0].CPU <= 0 || d.Servers[1].CPU <= 0 || d.Servers[0].Stored.Rest <= d.Bytes ||
 		d.Servers[0].Stored.Rest-d.Servers[1].Stored.Rest < d.DroppedBytes/2 {
@@ -77,6 +74,47 @@ func TestRun(t *testing.T) {
 		if !strings.Contains(report, want) {
 			t.Errorf("the report lacks %q", want)
 		}
+	}
+}
+
+// checkStorage checks the figures of the images of smallSet.
+func checkStorage(t *testing.T, s *Storage) {
+	t.Helper()
+	if s.Dropped == 0 || s.Dropped+s.Refused > 3 || s.Pulled != 2 || s.Before.Packs == 0 || s.Before.Rest-s.After.Rest < s.DroppedBytes/2 ||
+		s.Before.Parity+s.Bare.Parity > 0 || s.After.Parity == 0 || s.Bare.Packs == 0 {
+		t.Errorf("storage: %+v", s)
+	}
+}
+
+// TestContinued runs the scenario storage in portions. The last one must have the figures
+// of all, and a run with other images must not continue it.
+func TestContinued(t *testing.T) {
+	set, dir := smallSet(t), t.TempDir()
+	run := func(more ...string) (*Results, error) {
+		o, err := parse(append([]string{"-bin", slipway.Binary(t), "-corpus", set, "-dir", t.TempDir(), "-scenario", "storage", "-state", dir, "-for", "2s"}, more...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o.measure(t.Context())
+	}
+	for n := 1; ; n++ {
+		r, err := run()
+		if err == nil {
+			checkStorage(t, r.Storage)
+			if n < 2 || r.Storage.Runs != n || r.Storage.Run.TookSec < 2 {
+				t.Errorf("%d runs: %+v", n, r.Storage)
+			}
+			break
+		}
+		if !errors.Is(err, errUnfinished) || r.Storage != nil || n > 100 {
+			t.Fatalf("run %d: %+v, %v", n, r.Storage, err)
+		}
+		if _, err := run("-images", "shop/0"); err == nil || errors.Is(err, errUnfinished) {
+			t.Fatalf("a run with other images continues: %v", err)
+		}
+	}
+	if _, err := parse([]string{"-bin", "x", "-corpus", set, "-for", "1m"}); err == nil {
+		t.Error("a run that cannot be continued is accepted")
 	}
 }
 

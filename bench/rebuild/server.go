@@ -44,7 +44,8 @@ type status struct {
 // server is a registry that is running.
 type server struct {
 	binary, dir string
-	addr        string // once it is started
+	addr        string    // once it is started
+	until       time.Time // when nothing more is begun; zero: never
 	process     *proc.Process
 	client      *wire.Client
 }
@@ -117,7 +118,19 @@ func (s *server) run(ctx context.Context, into any, args ...string) error {
 	return json.Unmarshal(out, into)
 }
 
-// await asks for the status until done. It fails when nothing changes for a long time.
+// inTime returns an error if nothing more is to be begun.
+func (s *server) inTime(what string) error {
+	if !s.until.IsZero() && time.Now().After(s.until) {
+		return fmt.Errorf("%s: %w", what, errUnfinished)
+	}
+	return nil
+}
+
+// errUnfinished says that another run must continue.
+var errUnfinished = errors.New("the time is over; the same command continues from here")
+
+// await asks for the status until done. It fails when nothing changes for a long time, or
+// when the time is over.
 func (s *server) await(ctx context.Context, what string, done func(st *status) bool) (st status, err error) {
 	last, same := "", 0
 	for {
@@ -127,6 +140,9 @@ func (s *server) await(ctx context.Context, what string, done func(st *status) b
 		}
 		if done(&st) {
 			return st, nil
+		}
+		if err := s.inTime(what); err != nil {
+			return st, err
 		}
 		if now := fmt.Sprint(st); now != last {
 			last, same = now, 0

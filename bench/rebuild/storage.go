@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,6 +17,7 @@ import (
 // Storage says what a registry's directory takes before and after its layers are dropped.
 type Storage struct {
 	Run    Run   `json:"run"`
+	Runs   int   `json:"runs,omitempty"` // how many runs of the program it took
 	Images int   `json:"images"`
 	Layers int   `json:"layers"`
 	Bytes  int64 `json:"layer_bytes"` // of the distinct layers
@@ -36,41 +39,94 @@ type Storage struct {
 	Pulled int `json:"pulled"`
 }
 
+// progress is what a run of the scenario leaves to the next one that continues it: in the
+// file progress.json of its directory, beside the registry.
+type progress struct {
+	Images []string `json:"images"`
+	Step   int      `json:"step"`   // how many steps are done
+	Pushed int      `json:"pushed"` // images
+	Took   float64  `json:"took_sec"`
+	Runs   int      `json:"runs"`
+	// Storage has the figures so far.
+	Storage *Storage `json:"storage"`
+
+	path string
+}
+
+// storageStep is a part of the scenario, with a server that is started for it.
+type storageStep struct {
+	rebuild string // what the configuration says of dropping layers
+	do      func(*bench, context.Context, *server, *progress) error
+}
+
+func storageSteps() []storageStep {
+	return []storageStep{{"", (*bench).fill}, {dropping, (*bench).drop}, {dropping, (*bench).pull}, {dropping + ", parity: 0", (*bench).bare}}
+}
+
+// readProgress reads what earlier runs have left in a directory. It returns the beginning
+// if there is nothing.
+func (b *bench) readProgress(dir string) (*progress, error) {
+	p := &progress{path: filepath.Join(dir, "progress.json"), Storage: &Storage{Images: len(b.images)}}
+	for _, im := range b.images {
+		p.Images = append(p.Images, im.String())
+	}
+	for _, l := range b.layers() {
+		p.Storage.Layers++
+		p.Storage.Bytes += l.Size
+	}
+	images := slices.Clone(p.Images) // decoding may reuse the array
+	if err := measure.ReadJSON(p, p.path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	if !slices.Equal(images, p.Images) {
+		return nil, fmt.Errorf("%s is of a run with %d other images", dir, len(p.Images))
+	}
+	return p, nil
+}
+
+func (p *progress) save() error { return measure.Save(p.path, p) }
+
 func runStorage(b *bench, ctx context.Context) (err error) {
 	began := time.Now()
-	s := &server{binary: b.Binary, dir: b.NewDir()}
-	defer b.Remove(s.dir)
+	s := &server{binary: b.Binary, dir: b.state}
+	if b.limit > 0 {
+		s.until = began.Add(b.limit)
+	}
+	if s.dir == "" {
+		s.dir = b.NewDir()
+		defer b.Remove(s.dir)
+	}
 	if err := os.MkdirAll(s.root(), 0o700); err != nil {
 		return err
 	}
-	out := &Storage{Images: len(b.images)}
-	for _, l := range b.layers() {
-		out.Layers++
-		out.Bytes += l.Size
+	p, err := b.readProgress(s.dir)
+	if err != nil {
+		return err
 	}
-	for _, step := range []struct {
-		rebuild string
-		do      func(context.Context, *server, *Storage) error
-	}{
-		{"", b.fill},
-		{dropping, b.drop},
-		{dropping + ", parity: 0", b.bare},
-	} {
+	p.Runs++
+	before := p.Took
+	for _, step := range storageSteps()[p.Step:] {
 		if err := s.start(ctx, step.rebuild); err != nil {
 			return err
 		}
-		if err := errors.Join(step.do(ctx, s, out), s.stop()); err != nil {
+		err := errors.Join(step.do(b, ctx, s, p), s.stop())
+		p.Took = before + time.Since(began).Seconds()
+		if err == nil {
+			p.Step++
+		}
+		if err := errors.Join(err, p.save()); err != nil {
 			return err
 		}
 	}
-	out.Run = b.since(began)
-	b.results.Storage = out
+	p.Storage.Run, p.Storage.Runs = b.since(began), p.Runs
+	p.Storage.Run.TookSec = p.Took
+	b.results.Storage = p.Storage
 	return nil
 }
 
 // fill pushes everything, and settles it.
-func (b *bench) fill(ctx context.Context, s *server, out *Storage) error {
-	for _, im := range b.images {
+func (b *bench) fill(ctx context.Context, s *server, p *progress) (err error) {
+	for _, im := range b.images[p.Pushed:] {
 		for _, l := range append(im.Layers[:len(im.Layers):len(im.Layers)], im.Config) {
 			data, err := os.ReadFile(im.Blob(l.Digest))
 			if err == nil {
@@ -83,18 +139,21 @@ func (b *bench) fill(ctx context.Context, s *server, out *Storage) error {
 		if _, err := s.client.PutManifest(ctx, im.Repo(), im.Version, im.ManifestType, im.Manifest); err != nil {
 			return fmt.Errorf("push %s: %w", im, err)
 		}
-		b.Logf("pushed %s", im)
+		p.Pushed++
+		b.Logf("pushed %s, %d of %d", im, p.Pushed, len(b.images))
+		if err := errors.Join(p.save(), s.inTime("push")); err != nil {
+			return err
+		}
 	}
 	b.Logf("settling")
-	err := s.settle(ctx)
-	if err == nil {
-		out.Before, err = s.stored(ctx)
+	if err = s.settle(ctx); err == nil {
+		p.Storage.Before, err = s.stored(ctx)
 	}
 	return err
 }
 
-// drop waits until all layers are dropped or refused, and pulls all images.
-func (b *bench) drop(ctx context.Context, s *server, out *Storage) error {
+// drop waits until all layers are dropped or refused.
+func (b *bench) drop(ctx context.Context, s *server, p *progress) error {
 	var large int64
 	for _, l := range b.layers() {
 		if l.Size >= leastDropped {
@@ -103,23 +162,28 @@ func (b *bench) drop(ctx context.Context, s *server, out *Storage) error {
 	}
 	b.Logf("dropping %d layers", large)
 	st, err := s.await(ctx, "drop", func(st *status) bool { return st.Recipes.Layers+st.Recipes.Refused >= large && st.Recipes.Waiting == 0 })
+	b.Logf("%d layers of %s MB are dropped", st.Recipes.Layers, measure.Megabytes(st.Recipes.Bytes))
 	if err != nil {
 		return err
 	}
 	// Recipes are in packs of their own until these are settled.
-	if err := s.run(ctx, &struct{}{}, "settle", "--all"); err != nil {
+	if err := s.settle(ctx); err != nil {
 		return err
 	}
 	if err := s.run(ctx, &st, "status"); err != nil {
 		return err
 	}
+	out := p.Storage
 	out.Dropped, out.DroppedBytes, out.RecipeBytes = st.Recipes.Layers, st.Recipes.Bytes, st.Recipes.RecipeBytes
 	out.Refused, out.RefusedBytes = st.Recipes.Refused, st.Recipes.RefusedBytes
-	if out.After, err = s.protected(ctx, st.PackBytes, true); err != nil {
-		return err
-	}
+	out.After, err = s.protected(ctx, st.PackBytes, true)
+	return err
+}
+
+// pull pulls all images.
+func (b *bench) pull(ctx context.Context, s *server, p *progress) error {
 	b.Logf("pulling")
-	for _, im := range b.images {
+	for _, im := range b.images[p.Storage.Pulled:] {
 		m, err := s.client.CheckImage(ctx, im.Repo(), im.Version)
 		if err != nil {
 			return err
@@ -127,23 +191,31 @@ func (b *bench) drop(ctx context.Context, s *server, out *Storage) error {
 		if wire.Digest(m.Bytes) != im.Digest {
 			return fmt.Errorf("%s has another digest", im)
 		}
-		out.Pulled++
+		p.Storage.Pulled++
+		if err := errors.Join(p.save(), s.inTime("pull")); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
 // bare waits until parity is deleted.
-func (b *bench) bare(ctx context.Context, s *server, out *Storage) error {
+func (b *bench) bare(ctx context.Context, s *server, p *progress) error {
 	var st status
 	err := s.run(ctx, &st, "status")
 	if err == nil {
-		out.Bare, err = s.protected(ctx, st.PackBytes, false)
+		p.Storage.Bare, err = s.protected(ctx, st.PackBytes, false)
 	}
 	return err
 }
 
 // Head implements [measure.Part].
-func (s *Storage) Head() string { return s.Run.Head() }
+func (s *Storage) Head() string {
+	if s.Runs > 1 {
+		return s.Run.Head() + fmt.Sprintf("\n- In %d runs, each of which continued the one before; the time is that of all together", s.Runs)
+	}
+	return s.Run.Head()
+}
 
 // Title implements [measure.Part].
 func (s *Storage) Title() string { return "Storage" }

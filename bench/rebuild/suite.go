@@ -30,6 +30,8 @@ type options struct {
 	measure.Options
 	corpus, corpusName, images string
 	day                        dayOptions
+	state                      string
+	limit                      time.Duration
 }
 
 func parse(args []string) (*options, error) {
@@ -39,6 +41,8 @@ func parse(args []string) (*options, error) {
 	fl.StringVar(&o.corpus, "corpus", os.Getenv("SLIPWAY_CORPUS"), "`directory` of OCI layouts SERIES/VERSION (default $SLIPWAY_CORPUS)")
 	fl.StringVar(&o.corpusName, "corpus-name", "a set of images of one's own", "what the report calls the `set` of images")
 	fl.StringVar(&o.images, "images", "", "the `images` to take, SERIES/VERSION or SERIES for its last version, separated by commas (default all)")
+	fl.StringVar(&o.state, "state", "", "storage: keep the registry in this `directory`, and continue a run that is not finished there")
+	fl.DurationVar(&o.limit, "for", 0, "storage: begin nothing more after this `time` (0: no limit); the same command with -state continues")
 	o.day.add(fl)
 	if err := fl.Parse(args); err != nil {
 		return nil, err
@@ -47,7 +51,10 @@ func parse(args []string) (*options, error) {
 		return nil, errors.New("which images? Give -corpus or SLIPWAY_CORPUS")
 	}
 	if o.Command == "" {
-		o.Command = measure.Described(fl, "scripts/bench-rebuild.sh", append([]string{"scenario", "images"}, dayFlags...), nil)
+		o.Command = measure.Described(fl, "scripts/bench-rebuild.sh", append([]string{"scenario", "images", "for"}, dayFlags...), nil)
+	}
+	if o.limit > 0 && o.state == "" {
+		return nil, errors.New("-for needs -state, else the next run cannot continue")
 	}
 	return o, errors.Join(o.Validate(fl), o.day.validate())
 }
@@ -67,6 +74,8 @@ type bench struct {
 	*measure.Bench
 	images  []*corpus.Image
 	day     dayOptions
+	state   string
+	limit   time.Duration
 	set     string // the report's words on the images
 	results *Results
 }
@@ -92,7 +101,7 @@ func (o *options) measure(ctx context.Context) (r *Results, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, in.Close()) }()
-	b := &bench{Bench: in, images: images, day: o.day, results: &Results{}, set: fmt.Sprintf("%d images (%s)", len(images), o.corpusName)}
+	b := &bench{Bench: in, images: images, day: o.day, state: o.state, limit: o.limit, results: &Results{}, set: fmt.Sprintf("%d images (%s)", len(images), o.corpusName)}
 	return b.results, measure.RunAll(ctx, b, list, nil)
 }
 
