@@ -164,7 +164,17 @@ func (s *server) settle(ctx context.Context) error {
 	if st.Failed > 0 {
 		return fmt.Errorf("%d layers were not converted", st.Failed)
 	}
-	return s.run(ctx, &struct{}{}, "settle", "--all")
+	within := ctx
+	if !s.until.IsZero() {
+		var cancel context.CancelFunc
+		within, cancel = context.WithDeadline(ctx, s.until)
+		defer cancel()
+	}
+	err = s.run(within, &struct{}{}, "settle", "--all")
+	if err != nil && ctx.Err() == nil && within.Err() != nil { // the packs that are done stay done
+		return s.inTime("settle")
+	}
+	return err
 }
 
 // pause waits until it is time for another look.
