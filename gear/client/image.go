@@ -85,7 +85,7 @@ func (c *Client) Resolve(ctx context.Context, repo, ref string, sel Selection) (
 		return set, nil
 	}
 	set.Index = true
-	list, err := c.members(ctx, repo, m, 0)
+	list, err := c.members(ctx, repo, m, 0, map[oci.Digest]bool{})
 	if err != nil {
 		return nil, err
 	}
@@ -152,8 +152,10 @@ func (s *Selection) choose(list []oci.Descriptor) ([]oci.Descriptor, error) {
 }
 
 // members returns the images of an index and of the indexes in it. Entries that are not
-// images, such as attestations, have the platform unknown/unknown by convention.
-func (c *Client) members(ctx context.Context, repo string, m *oci.Manifest, depth int) ([]oci.Descriptor, error) {
+// images, such as attestations, have the platform unknown/unknown by convention. Indexes can
+// name the same indexes, so that there are exponentially more ways than indexes: each is
+// read once, and is in seen from then on.
+func (c *Client) members(ctx context.Context, repo string, m *oci.Manifest, depth int, seen map[oci.Digest]bool) ([]oci.Descriptor, error) {
 	var index struct {
 		Manifests []oci.Descriptor `json:"manifests"`
 	}
@@ -164,6 +166,10 @@ func (c *Client) members(ctx context.Context, repo string, m *oci.Manifest, dept
 	for _, d := range index.Manifests {
 		switch {
 		case oci.IsIndex(d.MediaType):
+			if seen[d.Digest] {
+				continue
+			}
+			seen[d.Digest] = true
 			if depth == maxNested {
 				return nil, fmt.Errorf("index %s of %s: more than %d indexes lie in each other", m.Digest, repo, maxNested)
 			}
@@ -171,7 +177,7 @@ func (c *Client) members(ctx context.Context, repo string, m *oci.Manifest, dept
 			if err != nil {
 				return nil, fmt.Errorf("index %s of %s: %w", d.Digest, repo, err)
 			}
-			list, err := c.members(ctx, repo, inner, depth+1)
+			list, err := c.members(ctx, repo, inner, depth+1, seen)
 			if err != nil {
 				return nil, err
 			}

@@ -4,8 +4,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -142,5 +144,44 @@ func TestLeftOut(t *testing.T) {
 	}
 	if len(got) != 2 || !strings.Contains(got[0], "LIBARCHIVE.xattr.user.bad") || !strings.Contains(got[1], "com.apple.provenance") {
 		t.Errorf("left out: got %q", got)
+	}
+}
+
+// TestIndexesThatShareIndexes resolves an index through which exponentially more ways lead to the
+// image than there are indexes. Each index must be read once.
+func TestIndexesThatShareIndexes(t *testing.T) {
+	const repo, wide, deep = "team/many", 3, 3
+	b := newBed(t)
+	below := []oci.Descriptor{b.pushImage(repo, "", "linux/amd64", [][]byte{layer(t, file("a", "a"))})}
+	below[0].Platform = &ocispec.Platform{OS: "linux", Architecture: "amd64"}
+	for level := range deep {
+		var made []oci.Descriptor
+		for i := range wide {
+			made = append(made, b.pushManifest(repo, "", oci.MediaTypeOCIIndex, ocispec.Index{MediaType: oci.MediaTypeOCIIndex, Manifests: below,
+				Annotations: map[string]string{"n": fmt.Sprint(level, i)}}))
+		}
+		below = made
+	}
+	b.pushManifest(repo, "top", oci.MediaTypeOCIIndex, ocispec.Index{MediaType: oci.MediaTypeOCIIndex, Manifests: below})
+	var mu sync.Mutex
+	reads := map[string]int{}
+	counted := b.throughProxy(nil, func(_ http.ResponseWriter, r *http.Request) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		if strings.Contains(r.URL.Path, "/manifests/") {
+			reads[r.Method+" "+r.URL.Path]++
+		}
+		return false
+	}, nil)
+	counted.image(repo, "top")
+	mu.Lock()
+	defer mu.Unlock()
+	if len(reads) < 1+wide*deep {
+		t.Errorf("%d manifests were read, want the %d indexes at least", len(reads), 1+wide*deep)
+	}
+	for what, n := range reads {
+		if n > 1 {
+			t.Errorf("%s: %d times", what, n)
+		}
 	}
 }

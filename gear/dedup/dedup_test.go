@@ -3,6 +3,7 @@ package dedup_test
 import (
 	"encoding/xml"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.uber.org/goleak"
 
@@ -220,6 +222,30 @@ func TestPlatforms(t *testing.T) {
 	}
 	if _, err := dedup.Analyse(t.Context(), &set, nil); err == nil || err.Error() != "no images found" {
 		t.Errorf("no image for the platform: got %v", err)
+	}
+}
+
+// TestIndexesThatShareIndexes analyses an index through which exponentially more ways lead to the
+// image than there are indexes. Each index counts once.
+func TestIndexesThatShareIndexes(t *testing.T) {
+	const wide, deep = 3, 3
+	c := content{}
+	below := []oci.Descriptor{c.image(t, "linux/amd64", layerOf(t, member{name: "f", content: "f"}))}
+	for level := range deep {
+		var made []oci.Descriptor
+		for i := range wide {
+			made = append(made, c.addJSON(t, oci.MediaTypeOCIIndex, ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: oci.MediaTypeOCIIndex,
+				Manifests: below, Annotations: map[string]string{"n": fmt.Sprint(level, i)}}))
+		}
+		below = made
+	}
+	top := c.index(t, below...)
+	top.Annotations = map[string]string{"org.opencontainers.image.ref.name": "top"}
+	dir := t.TempDir()
+	writeLayout(t, dir, c, top)
+	rep := analyse(t, dir, dedup.Set{AllPlatforms: true}, nil)
+	if n := rep.All.Rows[dedup.None].Objects; n != wide || rep.Problems != nil {
+		t.Errorf("got %d images and the problems %v, want one for each of the %d indexes that name it", n, rep.Problems, wide)
 	}
 }
 

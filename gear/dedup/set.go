@@ -90,7 +90,7 @@ var errNoImage = errors.New("no image")
 // addReference adds the image that a manifest or index describes, or with AllPlatforms
 // the images. It returns their number.
 func (s *Set) addReference(ctx context.Context, p place, series, version string, d oci.Descriptor) int {
-	chosen, err := s.choose(ctx, p, d, 0)
+	chosen, err := s.choose(ctx, p, d, 0, map[oci.Digest]bool{})
 	switch {
 	case errors.Is(err, errNoImage):
 		s.skipped++
@@ -109,8 +109,10 @@ func (s *Set) addReference(ctx context.Context, p place, series, version string,
 	return len(chosen)
 }
 
-// choose reads a manifest or index and returns the selected images.
-func (s *Set) choose(ctx context.Context, p place, d oci.Descriptor, depth int) ([]document, error) {
+// choose reads a manifest or index and returns the selected images. Indexes can name the
+// same indexes, so that there are exponentially more ways than indexes: each is read once,
+// and is in seen from then on.
+func (s *Set) choose(ctx context.Context, p place, d oci.Descriptor, depth int, seen map[oci.Digest]bool) ([]document, error) {
 	const maxDepth = 4 // of indexes in indexes
 	if depth > maxDepth {
 		return nil, fmt.Errorf("%s lies in more than %d indexes", d.Digest, maxDepth)
@@ -135,7 +137,13 @@ func (s *Set) choose(ctx context.Context, p place, d oci.Descriptor, depth int) 
 		if m.Platform != nil && !s.wants(m.Platform) {
 			continue
 		}
-		more, err := s.choose(ctx, p, m, depth+1)
+		if oci.IsIndex(m.MediaType) {
+			if seen[m.Digest] {
+				continue
+			}
+			seen[m.Digest] = true
+		}
+		more, err := s.choose(ctx, p, m, depth+1, seen)
 		if errors.Is(err, errNoImage) {
 			continue
 		}

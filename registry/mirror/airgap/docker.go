@@ -76,11 +76,13 @@ func (a *Archive) dockerTags() map[oci.Digest][]string {
 }
 
 // configOf returns the digest of a manifest's config. For an index it returns the digest
-// for the first image that the file has. It returns "" if there is none.
-func (a *Archive) configOf(d oci.Descriptor, depth int) oci.Digest {
-	if !a.has(d.Digest) || depth > maxDepth {
+// for the first image that the file has. It returns "" if there is none, and for those in
+// seen, which it has already looked at in vain.
+func (a *Archive) configOf(d oci.Descriptor, depth int, seen map[oci.Digest]bool) oci.Digest {
+	if !a.has(d.Digest) || depth > maxDepth || seen[d.Digest] {
 		return ""
 	}
+	seen[d.Digest] = true
 	content, err := a.manifest(d)
 	if err != nil {
 		return ""
@@ -96,7 +98,7 @@ func (a *Archive) configOf(d oci.Descriptor, depth int) oci.Digest {
 		if isAttestation(child) {
 			continue
 		}
-		if c := a.configOf(child, depth+1); c != "" {
+		if c := a.configOf(child, depth+1, seen); c != "" {
 			return c
 		}
 	}

@@ -30,7 +30,7 @@ const parallel = 4
 // others and joins the errors. progress may be nil. It is called often, and never
 // concurrently.
 func (a *Archive) Import(ctx context.Context, dst Destination, progress func(Progress)) (Progress, error) {
-	x := &importing{a: a, dst: dst, show: progress, done: map[place]bool{}, held: map[oci.Digest]string{}}
+	x := &importing{a: a, dst: dst, show: progress, lacking: map[place]error{}, done: map[place]bool{}, held: map[oci.Digest]string{}}
 	x.progress.ImagesTotal = len(a.images) + len(a.problems)
 	for _, at := range a.contents {
 		x.progress.BytesTotal += at.size
@@ -58,6 +58,9 @@ type importing struct {
 	a    *Archive
 	dst  Destination
 	show func(Progress)
+	// lacking are the manifests that cannot be put because something that they need is
+	// absent. Many indexes may name the same manifest; it is tried once.
+	lacking map[place]error
 
 	mu       sync.Mutex // guards what follows
 	progress Progress
@@ -102,6 +105,23 @@ func (x *importing) manifest(ctx context.Context, repo string, d oci.Descriptor,
 	if x.isDone(at) && !tagged {
 		return nil
 	}
+	if err := x.lacking[at]; err != nil {
+		return err
+	}
+	err := x.put(ctx, repo, d, ref, depth)
+	var absent *absentError
+	switch {
+	case errors.As(err, &absent):
+		x.lacking[at] = err
+	case err == nil:
+		x.setDone(at)
+		x.step(func(p *Progress) { p.Manifests++ })
+	}
+	return err
+}
+
+// put does the work of manifest.
+func (x *importing) put(ctx context.Context, repo string, d oci.Descriptor, ref string, depth int) error {
 	if !x.a.has(d.Digest) {
 		return fmt.Errorf("the file lacks the manifest %s", d.Digest)
 	}
@@ -120,15 +140,11 @@ func (x *importing) manifest(ctx context.Context, repo string, d oci.Descriptor,
 		return err
 	}
 	put := oci.PutManifest{Bytes: content, MediaType: d.MediaType, Digest: d.Digest}
-	if tagged {
+	if !oci.IsDigest(ref) {
 		put.Tags = []string{ref}
 	}
-	if _, err := x.dst.PutManifest(ctx, repo, put); err != nil {
-		return err
-	}
-	x.setDone(at)
-	x.step(func(p *Progress) { p.Manifests++ })
-	return nil
+	_, err = x.dst.PutManifest(ctx, repo, put)
+	return err
 }
 
 // children puts those manifests of an index that the file has, with everything that they

@@ -121,7 +121,7 @@ func (a *Archive) readLayout() error {
 		if name == "" {
 			name = d.Annotations[ocispec.AnnotationRefName]
 		}
-		switch names := tags[a.configOf(d, 0)]; {
+		switch names := tags[a.configOf(d, 0, map[oci.Digest]bool{})]; {
 		case isFullName(name):
 			a.add(name, d)
 		case len(names) > 0: // manifest.json says more than the index does

@@ -1,6 +1,7 @@
 package airgap_test
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -206,4 +208,76 @@ func whole(t *testing.T, w *world, dst store, repo, ref string) {
 			whole(t, w, dst, repo, string(c.Digest))
 		}
 	}
+}
+
+// TestIndexesThatShareIndexes exports and imports indexes that name the same indexes, so that there
+// are exponentially more ways to a manifest than manifests. What is absent is counted once for each
+// entry that names it, so whoever follows an index twice counts too much.
+func TestIndexesThatShareIndexes(t *testing.T) {
+	const repo, wide, deep = "docker.io/team/many", 3, 5
+	for _, here := range []bool{true, false} { // whether the images' layers are in the file
+		t.Run(fmt.Sprint(here), func(t *testing.T) {
+			src := newStore(t)
+			gone := oci.Descriptor{MediaType: oci.MediaTypeOCIManifest, Digest: oci.SHA256([]byte("never fetched")), Size: 13}
+			image := src.image(repo, 1, nil)
+			below, entries := []oci.Descriptor{image, gone}, 0
+			for level := range deep {
+				var made []oci.Descriptor
+				for i := range wide {
+					doc := map[string]any{"schemaVersion": 2, "mediaType": oci.MediaTypeOCIIndex, "manifests": below, "annotations": map[string]string{"n": fmt.Sprint(level, i)}}
+					made, entries = append(made, src.put(repo, doc, oci.MediaTypeOCIIndex)), entries+len(below)
+				}
+				below = made
+			}
+			src.index(repo, below, "top")
+			entries += len(below)
+			b, p, err := export(t, src, airgap.Image{Repo: repo, Ref: "top"})
+			if err != nil || p.Images != 1 || p.Absent != wide {
+				t.Fatalf("Write: %+v, %v; want 1 image, and %d entries for what is absent", p, err, wide)
+			}
+			if want := 1 + wide*deep + 1; p.Manifests != want {
+				t.Errorf("got %d manifests in the file, want %d", p.Manifests, want)
+			}
+			if !here { // as if a tool had left out the layers
+				b = without(t, b, image.Digest)
+			}
+			dst := newStore(t)
+			in, err := open(t, b).Import(t.Context(), dst, nil)
+			if (err == nil) != here || in.Absent > entries {
+				t.Errorf("Import: %+v, %v; want it to succeed: %v, and to count at most the %d entries of all indexes as absent", in, err, here, entries)
+			}
+			if here {
+				wantWhole(t, src, dst, airgap.Image{Repo: repo, Ref: "top"})
+			}
+		})
+	}
+}
+
+// without returns a tar file without one content.
+func without(t *testing.T, b []byte, d oci.Digest) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	r, w := tar.NewReader(bytes.NewReader(b)), tar.NewWriter(&out)
+	for {
+		h, err := r.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.HasSuffix(h.Name, d.Encoded()) {
+			continue
+		}
+		if err := w.WriteHeader(h); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(w, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
 }

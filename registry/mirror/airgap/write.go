@@ -94,9 +94,24 @@ type content struct {
 // judgement is the result of checking whether a manifest is whole, with everything that
 // it needs.
 type judgement struct {
-	parts  []content
-	absent int
-	lacks  error // why it is not whole, or nil
+	own    []content    // the manifest itself, and its blobs
+	inner  []*judgement // those of the manifests it names that are whole
+	absent int          // how many contents that it names are not here
+	lacks  error        // why it is not whole, or nil
+}
+
+// each calls f for the judgement and for all below it. Indexes can name the same manifests,
+// so there may be exponentially more ways to a manifest than manifests. Each is visited
+// once; seen has those that were.
+func (j *judgement) each(seen map[*judgement]bool, f func(*judgement)) {
+	if seen[j] {
+		return
+	}
+	seen[j] = true
+	f(j)
+	for _, inner := range j.inner {
+		inner.each(seen, f)
+	}
 }
 
 func (x *export) step() {
@@ -139,22 +154,26 @@ func (x *export) collect(ctx context.Context, im Image) error {
 	}
 	x.index.Manifests = append(x.index.Manifests, oci.Descriptor{MediaType: m.MediaType, Digest: m.Digest, Size: int64(len(m.Bytes)),
 		Annotations: map[string]string{ocispec.AnnotationRefName: im.String(), containerdName: im.String()}})
-	x.done.Absent += j.absent
-	for _, c := range j.parts {
-		if _, there := x.contents[c.Digest]; there {
-			continue
-		}
-		x.contents[c.Digest] = c
-		if !c.manifest {
-			x.done.BytesTotal += c.Size
-		}
-	}
-	x.step()
-	for _, c := range j.parts {
-		if c.manifest {
-			if err := x.referrers(ctx, im.Repo, c.Digest); err != nil {
-				return err
+	var manifests []oci.Digest
+	j.each(map[*judgement]bool{}, func(j *judgement) {
+		x.done.Absent += j.absent
+		for _, c := range j.own {
+			if c.manifest {
+				manifests = append(manifests, c.Digest)
 			}
+			if _, there := x.contents[c.Digest]; there {
+				continue
+			}
+			x.contents[c.Digest] = c
+			if !c.manifest {
+				x.done.BytesTotal += c.Size
+			}
+		}
+	})
+	x.step()
+	for _, d := range manifests {
+		if err := x.referrers(ctx, im.Repo, d); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -166,7 +185,7 @@ func (x *export) judge(ctx context.Context, repo string, m *oci.Manifest, depth 
 	if j := x.judged[at]; j != nil {
 		return j, nil
 	}
-	j := &judgement{parts: []content{{oci.Descriptor{Digest: m.Digest, Size: int64(len(m.Bytes))}, repo, true}}, lacks: x.bad[m.Digest]}
+	j := &judgement{own: []content{{oci.Descriptor{Digest: m.Digest, Size: int64(len(m.Bytes))}, repo, true}}, lacks: x.bad[m.Digest]}
 	p, err := partsOf(m.MediaType, m.Bytes)
 	switch {
 	case j.lacks != nil:
@@ -220,8 +239,7 @@ func (x *export) children(ctx context.Context, repo string, list []oci.Descripto
 		if !isAttestation(d) {
 			whole++
 		}
-		j.parts = append(j.parts, child.parts...)
-		j.absent += child.absent
+		j.inner = append(j.inner, child)
 	}
 	if images > 0 && whole == 0 {
 		j.lacks = errors.New("none of the images that the index names has been fetched")
@@ -266,7 +284,7 @@ func (x *export) blob(ctx context.Context, repo string, d oci.Descriptor, j *jud
 	case x.bad[d.Digest] != nil:
 		j.lacks = fmt.Errorf("blob %s: %w", d.Digest, x.bad[d.Digest])
 	default:
-		j.parts = append(j.parts, content{oci.Descriptor{Digest: d.Digest, Size: there.Size}, repo, false})
+		j.own = append(j.own, content{oci.Descriptor{Digest: d.Digest, Size: there.Size}, repo, false})
 	}
 	return nil
 }
