@@ -94,27 +94,38 @@ func (x *run) parts(ctx context.Context, repo, to string, image oci.Descriptor) 
 	return partsOf(ctx, x.src, repo, image)
 }
 
-// partsOf returns the manifests that an image consists of if it is an index, or nothing.
+// partsOf returns the manifests that an image consists of if it is an index, also those of
+// indexes in it, each once. It returns nothing for other images, and leaves out what the
+// registry lacks.
 func partsOf(ctx context.Context, r oci.Registry, repo string, image oci.Descriptor) (parts []oci.Digest, err error) {
-	if !oci.IsIndex(image.MediaType) {
-		return nil, nil
+	seen, indexes := map[oci.Digest]bool{image.Digest: true}, []oci.Descriptor{}
+	if oci.IsIndex(image.MediaType) {
+		indexes = append(indexes, image)
 	}
-	m, err := r.GetManifest(ctx, repo, string(image.Digest))
-	if absent(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read index %s: %w", image.Digest, err)
-	}
-	var doc struct {
-		Manifests []oci.Descriptor `json:"manifests"`
-	}
-	if err := json.Unmarshal(m.Bytes, &doc); err != nil {
-		return nil, fmt.Errorf("read index %s: %w", image.Digest, err)
-	}
-	for _, d := range doc.Manifests {
-		if oci.CheckDigest(d.Digest) == nil {
+	for i := 0; i < len(indexes); i++ {
+		index := indexes[i].Digest
+		m, err := r.GetManifest(ctx, repo, string(index))
+		if absent(err) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read index %s: %w", index, err)
+		}
+		var doc struct {
+			Manifests []oci.Descriptor `json:"manifests"`
+		}
+		if err := json.Unmarshal(m.Bytes, &doc); err != nil {
+			return nil, fmt.Errorf("read index %s: %w", index, err)
+		}
+		for _, d := range doc.Manifests {
+			if oci.CheckDigest(d.Digest) != nil || seen[d.Digest] {
+				continue
+			}
+			seen[d.Digest] = true
 			parts = append(parts, d.Digest)
+			if oci.IsIndex(d.MediaType) {
+				indexes = append(indexes, d)
+			}
 		}
 	}
 	return parts, nil

@@ -411,7 +411,11 @@ func pushIndex(t *testing.T, r oci.Registry, repo, tag string, images ...oci.Des
 	if err != nil {
 		t.Fatal(err)
 	}
-	res, err := r.PutManifest(t.Context(), repo, oci.PutManifest{Bytes: b, MediaType: oci.MediaTypeOCIIndex, Tags: []string{tag}})
+	put := oci.PutManifest{Bytes: b, MediaType: oci.MediaTypeOCIIndex}
+	if tag != "" {
+		put.Tags = []string{tag}
+	}
+	res, err := r.PutManifest(t.Context(), repo, put)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -472,13 +476,15 @@ func TestEverythingAttachedFollows(t *testing.T) {
 				}
 			}
 			one, two := push(t, from, "team/app", "", "one", nil), push(t, from, "team/app", "", "two", nil)
-			index := pushIndex(t, from, "team/app", "v1", one, two)
+			three := push(t, from, "team/app", "", "three", nil)
+			inner := pushIndex(t, from, "team/app", "", three) // an index in an index
+			index := pushIndex(t, from, "team/app", "v1", one, two, inner)
 			stray := push(t, from, "team/app", "edge", "stray", nil)
 			strayTag := strings.Replace(string(stray.Digest), ":", "-", 1) + ".sig"
 			push(t, from, "team/app", strayTag, "signature of another", nil)
 			first := attach("before", index, one)
 			check("with the image")
-			attach("later", index, two, first[0], first[len(first)-1])
+			attach("later", index, two, inner, three, first[0], first[len(first)-1])
 			check("later")
 			if _, err := to.ResolveManifest(t.Context(), "team/app", strayTag); err == nil {
 				t.Error("the signature of an image that is not copied was copied")
