@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
@@ -78,6 +79,26 @@ func (h *History) Deleted(ctx context.Context, repo string, n int) ([]oci.Delete
 // along with a manifest, such as its signatures, comes back, too. Errors: as for
 // PutManifest, and MANIFEST_UNKNOWN.
 func (h *History) Restore(ctx context.Context, repo string, d oci.Digest, tag string) (oci.PutResult, error) {
+	return h.restoration(repo).restore(ctx, d, tag)
+}
+
+// restoration is one call of Restore or RestoreAll.
+type restoration struct {
+	*History
+	repo string
+	// attached is what retention removed in a step along with a manifest: first by when that
+	// step can be taken back until, and then by the tag that stands for the manifest. Each
+	// step is read once, since it may have removed thousands.
+	attached map[time.Time]map[string][]oci.Digest
+	back     map[oci.Digest]bool // what was attached, and is back
+}
+
+func (h *History) restoration(repo string) *restoration {
+	return &restoration{h, repo, map[time.Time]map[string][]oci.Digest{}, map[oci.Digest]bool{}}
+}
+
+func (h *restoration) restore(ctx context.Context, d oci.Digest, tag string) (oci.PutResult, error) {
+	repo := h.repo
 	if h.mirrored(repo) {
 		return oci.PutResult{}, oci.Errorf(oci.CodeUnsupported, "%s is a copy of another registry's repository: pull the image again", repo)
 	}
@@ -106,14 +127,14 @@ func (h *History) Restore(ctx context.Context, repo string, d oci.Digest, tag st
 			return oci.PutResult{}, err
 		}
 	}
-	if err := h.restoreParts(ctx, repo, put); err != nil {
+	if err := h.restoreParts(ctx, put); err != nil {
 		return oci.PutResult{}, err
 	}
 	res, err := h.put(ctx, repo, put)
 	if err != nil {
 		return res, err
 	}
-	return res, h.restoreAttached(ctx, repo, removed)
+	return res, h.restoreAttached(ctx, removed)
 }
 
 func (h *History) put(ctx context.Context, repo string, m oci.PutManifest) (oci.PutResult, error) {
@@ -121,7 +142,7 @@ func (h *History) put(ctx context.Context, repo string, m oci.PutManifest) (oci.
 }
 
 // restoreParts restores the manifests that an index names and that were removed.
-func (h *History) restoreParts(ctx context.Context, repo string, index oci.PutManifest) error {
+func (h *restoration) restoreParts(ctx context.Context, index oci.PutManifest) error {
 	doc, err := manifest.Parse(index.Bytes, index.MediaType)
 	if err != nil {
 		return err
@@ -130,7 +151,7 @@ func (h *History) restoreParts(ctx context.Context, repo string, index oci.PutMa
 	for _, m := range doc.Manifests {
 		parts = append(parts, m.Digest)
 	}
-	here, err := h.cat.ManifestsHere(ctx, repo, parts)
+	here, err := h.cat.ManifestsHere(ctx, h.repo, parts)
 	if err != nil {
 		return storage.ClientError("look for what an index names", err)
 	}
@@ -139,7 +160,7 @@ func (h *History) restoreParts(ctx context.Context, repo string, index oci.PutMa
 			continue
 		}
 		// If it is not among what was removed, the registry decides whether it may be missing.
-		if _, err := h.Restore(ctx, repo, d, ""); err != nil && !oci.HasCode(err, oci.CodeManifestUnknown) {
+		if _, err := h.restore(ctx, d, ""); err != nil && !oci.HasCode(err, oci.CodeManifestUnknown) {
 			return err
 		}
 	}
@@ -149,45 +170,49 @@ func (h *History) restoreParts(ctx context.Context, repo string, index oci.PutMa
 // restoreAttached restores what retention removed in the same step as a manifest, because
 // it refers to the manifest or its tag names it. What was removed by itself stays so:
 // somebody may have withdrawn a signature.
-func (h *History) restoreAttached(ctx context.Context, repo string, to oci.DeletedManifest) error {
+func (h *restoration) restoreAttached(ctx context.Context, to oci.DeletedManifest) error {
 	if to.Cause != oci.CauseRetention {
 		return nil
 	}
-	list, err := h.Deleted(ctx, repo, maxRestored)
+	attached, err := h.step(ctx, to)
 	if err != nil {
-		return err
+		return storage.ClientError("look for what is attached to "+string(to.Digest), err)
 	}
-	for _, d := range list {
-		if d.Cause != to.Cause || !d.Until.Equal(to.Until) { // one step gives all of it the same time
+	for _, d := range attached[oci.ReferrersTag(to.Digest)] {
+		if h.back[d] {
 			continue
 		}
-		attached, err := h.attached(ctx, repo, d, to.Digest)
-		if err == nil && attached {
-			_, err = h.Restore(ctx, repo, d.Digest, "")
-		}
-		if err != nil && !oci.HasCode(err, oci.CodeManifestUnknown) {
+		h.back[d] = true
+		if _, err := h.restore(ctx, d, ""); err != nil && !oci.HasCode(err, oci.CodeManifestUnknown) {
 			return err
 		}
 	}
 	return nil
 }
 
-// attached reports whether a removed manifest has a subject, or a tag that names it.
-func (h *History) attached(ctx context.Context, repo string, d oci.DeletedManifest, to oci.Digest) (bool, error) {
-	for _, tag := range d.Tags {
-		if catalog.HungOn(tag) == oci.ReferrersTag(to) {
-			return true, nil
+// step returns what the step that removed a manifest removed along with others, because it has
+// them as its subject or its tag names them.
+func (h *restoration) step(ctx context.Context, of oci.DeletedManifest) (map[string][]oci.Digest, error) {
+	if known := h.attached[of.Until]; known != nil {
+		return known, nil
+	}
+	attached := map[string][]oci.Digest{}
+	err := h.facts.RemovedWith(ctx, h.repo, of.Cause, of.Until, func(d oci.DeletedManifest, content []byte) error {
+		for _, tag := range d.Tags {
+			if to := catalog.HungOn(tag); to != "" {
+				attached[to] = append(attached[to], d.Digest)
+			}
 		}
+		if doc, err := manifest.Parse(content, d.MediaType); err == nil && doc.Subject != nil {
+			to := oci.ReferrersTag(doc.Subject.Digest)
+			attached[to] = append(attached[to], d.Digest)
+		}
+		return nil
+	})
+	if err == nil {
+		h.attached[of.Until] = attached
 	}
-	_, content, err := h.facts.DeletedManifest(ctx, repo, d.Digest)
-	if errors.Is(err, catalog.ErrNotFound) { // it is back by now
-		return false, nil
-	}
-	if err != nil {
-		return false, storage.ClientError("look for what is attached to "+string(to), err)
-	}
-	doc, err := manifest.Parse(content, d.MediaType)
-	return err == nil && doc.Subject != nil && doc.Subject.Digest == to, nil
+	return attached, err
 }
 
 // free returns the tags that a repository does not have.
@@ -207,6 +232,7 @@ func (h *History) free(ctx context.Context, repo string, tags []string) (out []s
 // how many it restored. What an index names comes before the index. Errors: as for
 // Restore; what was restored before stays.
 func (h *History) RestoreAll(ctx context.Context, repo string) (restored int, err error) {
+	x := h.restoration(repo)
 	for {
 		list, err := h.Deleted(ctx, repo, maxRestored)
 		if err != nil || len(list) == 0 {
@@ -215,7 +241,7 @@ func (h *History) RestoreAll(ctx context.Context, repo string) (restored int, er
 		before := restored
 		var failed error
 		for _, d := range list {
-			if _, err := h.Restore(ctx, repo, d.Digest, ""); err != nil {
+			if _, err := x.restore(ctx, d.Digest, ""); err != nil {
 				failed = errors.Join(failed, err)
 				continue
 			}

@@ -98,7 +98,7 @@ func (b *bed) state() state {
 		s.Tags[info.Name] = info.Digest
 	}
 	var err error
-	if s.Manifests, err = (historyfacts.History{DB: b.cat.DB}).Manifests(b.t.Context(), repo, 1000); err != nil {
+	if s.Manifests, err = (historyfacts.History{DB: b.cat.DB}).Manifests(b.t.Context(), repo, 10_000); err != nil {
 		b.t.Fatal(err)
 	}
 	slices.Sort(s.Manifests)
@@ -171,6 +171,28 @@ func TestRestoreWhatRetentionRemoved(t *testing.T) {
 	}
 	if removed < 10 {
 		t.Errorf("only %d removals took more than one manifest", removed)
+	}
+}
+
+// TestRestoreWithManySignatures removes an image with so many signatures that they are not
+// listed together. All must come back with the image.
+func TestRestoreWithManySignatures(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	image := b.image("image", "", "v1")
+	for i := range 1100 {
+		b.image(fmt.Sprint("signature ", i), image)
+	}
+	before := b.state()
+	went, err := b.cat.Retention.RetireTag(t.Context(), repo, b.infos()[0].TagInfo, catalog.RetireOptions{})
+	if err != nil || len(went.Manifests) != len(before.Manifests) {
+		t.Fatalf("%d of %d manifests went: %v", len(went.Manifests), len(before.Manifests), err)
+	}
+	if _, err := b.Restore(t.Context(), repo, image, ""); err != nil {
+		t.Fatal(err)
+	}
+	if after := b.state(); gocmp.Diff(before, after) != "" {
+		t.Errorf("%d of %d manifests came back, and the tags %v of %v", len(after.Manifests), len(before.Manifests), after.Tags, before.Tags)
 	}
 }
 

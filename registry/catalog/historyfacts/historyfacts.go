@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"encoding/json"
 	"fmt"
+	"time"
 
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog"
@@ -83,6 +84,21 @@ func (h History) Deleted(ctx context.Context, repo string, n int) ([]oci.Deleted
 			return err
 		})
 	return out, err
+}
+
+// RemovedWith calls each for the manifests of a repository that were removed for the same cause
+// and can be restored until the same time, the first one first. So it has what one step of
+// retention removed. content is valid during the call only.
+func (h History) RemovedWith(ctx context.Context, repo, cause string, until time.Time, each func(d oci.DeletedManifest, content []byte) error) error {
+	return h.DB.Rows(ctx, `SELECT x.digest, x.media_type, b.size, x.tags, x.deleted_at, x.cause, x.actor, x.until, b.content `+restorable+` AND x.cause = ? AND x.until = ? ORDER BY x.id`,
+		[]any{repo, cause, engine.ToMillis(until)}, func(r *sql.Rows) error {
+			var content sql.RawBytes
+			d, err := scanDeleted(func(dest ...any) error { return r.Scan(append(dest, &content)...) })
+			if err != nil {
+				return err
+			}
+			return each(d, content)
+		})
 }
 
 // DeletedManifest returns a manifest of a repository that was removed and can be
