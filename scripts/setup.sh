@@ -238,6 +238,9 @@ containerd_tools() {
 	go_tool runc github.com/opencontainers/runc v1.5.2 1 seccomp
 }
 
+# oldest_containerd is the oldest version with which images start lazily.
+oldest_containerd=2.1.9
+
 # systemd_tar makes the system that systemd boots in tests.
 systemd_tar() {
 	debian_tar "systemd-$(debian_suite)" systemd,systemd-sysv,dbus,procps,iproute2,adduser
@@ -288,6 +291,7 @@ setup_test() {
 	go_tool crane github.com/google/go-containerregistry/cmd/crane v0.22.1
 	go_tool regctl github.com/regclient/regclient/cmd/regctl v0.11.7
 	containerd_tools
+	old_containerd $oldest_containerd
 	# The network of pods.
 	go_tool bridge github.com/containernetworking/plugins/plugins/main/bridge v1.9.1
 	go_tool loopback github.com/containernetworking/plugins/plugins/main/loopback v1.9.1
@@ -357,7 +361,9 @@ setup_kubernetes() {
 	done
 	module_tool etcd go.etcd.io/etcd/server/v3 go.etcd.io/etcd/server/v3 v3.6.16
 	go_tool coredns github.com/coredns/coredns v1.15.0
-	old_containerd 2.1.9
+	for c in $oldest_containerd 2.2.9 2.3.7; do
+		old_containerd $c
+	done
 	old_release 0.1.0 a5c7ab084adf
 	if [ ${#missing[@]} -gt 0 ]; then
 		warn "NOT INSTALLED: ${missing[*]}; make test-kubernetes needs them"

@@ -5,6 +5,8 @@
 #   scripts/test-kubernetes.sh [FLAG...]   flags of go test, such as -v or -run TestOneNode
 #
 #   SLIPWAY_TEST_TIMEOUT                   limit of each package, default 40m
+#   SLIPWAY_CONTAINERDS                    "all", the default, takes pods through their life with each
+#                                          version of containerd that works; make test takes two
 #
 # Root only; scripts/setup.sh test and scripts/setup.sh kubernetes install what is needed.
 set -euo pipefail
@@ -18,6 +20,6 @@ export GOFLAGS=${GOFLAGS:--buildvcs=false} CGO_ENABLED=0
 cd "$root"
 go build -o "$work/slipway" ./cmd/slipway
 (cd integration && go build -o "$work/testsum" ./cmd/testsum)
-export SLIPWAY_BIN=$work/slipway
+export SLIPWAY_BIN=$work/slipway SLIPWAY_CONTAINERDS=${SLIPWAY_CONTAINERDS-all}
 # A test that is skipped has not run, so the summary counts it as a failure.
 (cd integration && go test -json -count 1 -p 1 -timeout "${SLIPWAY_TEST_TIMEOUT:-40m}" "$@" ./kubernetes/...) | "$work/testsum"
