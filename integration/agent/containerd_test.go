@@ -229,7 +229,7 @@ func TestDocker(t *testing.T) {
 	im := image(t, 1, files)
 	ref := push(t, s, "team/app:v1", im)
 	_, c := withContainerd(t, quiet)
-	d := daemon.StartMobyOn(t, c, name)
+	d := daemon.StartMobyOn(t, c.Socket(), name)
 	d.Run(t, "pull", "-q", ref)
 	if n := layers(t, c, im); n != 0 {
 		t.Errorf("%d layers were pulled, want none", n)

@@ -33,7 +33,7 @@ func TestCorpus(t *testing.T) {
 	s := slipway.Start(t, t.TempDir(), nil)
 	a, c := withContainerd(t, "fetch: {background: false}\n")
 	a.Allow(3 * time.Hour)
-	d := daemon.StartMobyOn(t, c, name)
+	d := daemon.StartMobyOn(t, c.Socket(), name)
 	pushed := map[string]bool{}
 	for i, im := range chosen(t, dir) {
 		t.Run(im.String(), func(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"example.org/slipway/integration/internal/ctrnode"
+	"example.org/slipway/integration/internal/daemon"
 	"example.org/slipway/integration/internal/imagetest"
 	"example.org/slipway/integration/internal/proc"
 	"example.org/slipway/integration/internal/slipway"
@@ -82,6 +83,7 @@ func life(t *testing.T, containerd, version string) {
 	model := b.ref("public/model:1")
 	t.Run("Model", func(t *testing.T) { b.model(t, ref, model) })
 	t.Run("Users", func(t *testing.T) { b.userNamespace(t, ref) })
+	t.Run("Docker", func(t *testing.T) { b.docker(t, ref) })
 	t.Run("Stats", func(t *testing.T) { b.stats(t, ref) })
 	t.Run("Sizes", func(t *testing.T) { b.sizes(t) })
 	t.Run("Restarts", func(t *testing.T) { b.restarts(t, ref) })
@@ -233,6 +235,54 @@ func (b *bed) userNamespace(t *testing.T, ref string) {
 	}
 	if way, said, err := b.Used(t.Context(), ref); err != nil || way != ctrnode.Gear {
 		t.Errorf("the image came as %q, error %v: %s", way, err, said)
+	}
+}
+
+// docker has Docker use the containerd and the agent of kubelet for the same image. Neither may disturb the
+// other: a pod reads on while Docker pulls, runs, commits and removes, and Docker's image stays when kubelet
+// removes its own.
+func (b *bed) docker(t *testing.T, ref string) {
+	p := b.start(t, ref, loop, nil)
+	p.passes(t, 1)
+	fetched := b.cacheBytes(t)
+	d := daemon.StartMobyOn(t, b.RuntimeSocket(), b.Snapshotter(), "--insecure-registry", b.registry.Addr)
+	d.Run(t, "pull", "-q", ref)
+	if have, err := b.Ctr(t.Context(), "-n", "moby", "content", "ls", "-q"); err != nil || len(strings.Fields(have)) != 2 {
+		t.Errorf("Docker's pull brought %q, error %v, want the manifest and the configuration alone", have, err)
+	}
+	run := func(ref, script string) string {
+		return d.Run(t, "run", "--rm", "--network", "none", "--pull", "never", ref, script)
+	}
+	if got := run(ref, imagetest.Verify+" && echo good"); got != "good" {
+		t.Errorf("Docker's container prints %q", got)
+	}
+	// Pods have read these files, and nobody has read /large.
+	if came := b.cacheBytes(t) - fetched; came > largeBytes/2 {
+		t.Errorf("%d bytes came with Docker's pull of an image that the node has", came)
+	}
+	d.Run(t, "run", "--name", "writer", "--network", "none", "--pull", "never", ref, "echo kept > /written")
+	if got := d.Run(t, "diff", "writer"); got != "A /written" {
+		t.Errorf("docker diff says %q", got)
+	}
+	d.Run(t, "commit", "writer", "committed")
+	if got := run("committed", "cat /written && "+imagetest.Verify+" && echo good"); got != "kept\ngood" {
+		t.Errorf("the committed image prints %q", got)
+	}
+	p.passes(t, 1)
+	if _, err := b.images.RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: ref}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := run(ref, imagetest.Verify+" && echo good"); got != "good" {
+		t.Errorf("after kubelet has removed its image, Docker's container prints %q", got)
+	}
+	if err := b.pull(ref, ""); err != nil {
+		t.Fatal(err)
+	}
+	d.Run(t, "rm", "writer")
+	d.Run(t, "rmi", "--force", "committed", ref)
+	p.passes(t, 1)
+	if got := b.start(t, ref, imagetest.Verify+" && echo good", nil).ended(t); got != "good" {
+		t.Errorf("after Docker has removed its image, a pod prints %q", got)
 	}
 }
 

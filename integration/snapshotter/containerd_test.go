@@ -252,7 +252,7 @@ func TestDocker(t *testing.T) {
 	for _, w := range ways {
 		t.Run(w.name, func(t *testing.T) {
 			b := newBed(t, w.lower(t))
-			d := daemon.StartMobyOn(t, b.ctr, name)
+			d := daemon.StartMobyOn(t, b.ctr.Socket(), name)
 			if got := d.Run(t, "info", "--format", "{{.Driver}}"); got != name {
 				t.Fatalf("storage driver %q, want %q", got, name)
 			}

@@ -36,14 +36,14 @@ const unpackOverlayfs = `[[plugins."io.containerd.transfer.v1.local".unpack_conf
   snapshotter = "overlayfs"
 `
 
-// StartMobyOn starts the dockerd of [StartMoby] on a containerd that already runs, with one of its
-// snapshotters as the storage driver.
-func StartMobyOn(t testing.TB, c *Containerd, snapshotter string) *Docker {
+// StartMobyOn starts the dockerd of [StartMoby] on a containerd that already runs and listens on a socket,
+// with one of its snapshotters as the storage driver. args are added to its command line.
+func StartMobyOn(t testing.TB, socket, snapshotter string, args ...string) *Docker {
 	t.Helper()
 	tool.NeedRoot(t)
 	dockerd := tool.Built(t, "dockerd")
 	tool.Built(t, "runc")
 	env := tool.NewEnv(newDir(t), "PATH="+tool.Dir()+":/usr/sbin:/usr/bin:/sbin:/bin", "DOCKER_MIN_API_VERSION=1.24")
-	return startDocker(t, dockerd, env, "--containerd", c.socket(), "--storage-driver", snapshotter,
-		"--feature", "containerd-snapshotter=true")
+	return startDocker(t, dockerd, env, append([]string{"--containerd", socket, "--storage-driver", snapshotter,
+		"--feature", "containerd-snapshotter=true"}, args...)...)
 }
