@@ -32,6 +32,7 @@
 //	SLIPWAY_ALLOW_SKIP        tools whose absence scripts/test.sh accepts
 //	SLIPWAY_CONFORMANCE_V1    path of the v1.1.1 conformance suite's test binary
 //	SLIPWAY_CONFORMANCE_V2    path of the newer conformance suite's program
+//	SLIPWAY_NERDCTL           path of nerdctl 2.3 or newer
 //	SLIPWAY_TEST_REGISTRY_CMD command of another registry to run the client
 //	                          tests against, with {root} and {addr} replaced
 package integration

@@ -59,7 +59,13 @@ func run(t testing.TB, c *daemon.Containerd, ref, id string, args ...string) str
 // layers returns how many layers of an image lie in containerd's content store.
 func layers(t testing.TB, c *daemon.Containerd, im *imagetest.Bundle) (n int) {
 	t.Helper()
-	have := c.Run(t, "content", "ls", "-q")
+	return layersIn(t, c, "default", im)
+}
+
+// layersIn does the same in a namespace of containerd.
+func layersIn(t testing.TB, c *daemon.Containerd, namespace string, im *imagetest.Bundle) (n int) {
+	t.Helper()
+	have := c.Run(t, "-n", namespace, "content", "ls", "-q")
 	for _, b := range im.Blobs {
 		if b.MediaType == imagetest.TypeLayerGz && strings.Contains(have, b.Digest) {
 			n++
