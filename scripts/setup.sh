@@ -362,7 +362,7 @@ setup_kubernetes() {
 	module_tool etcd go.etcd.io/etcd/server/v3 go.etcd.io/etcd/server/v3 v3.6.16
 	go_tool coredns github.com/coredns/coredns v1.15.0
 	for c in $oldest_containerd 2.2.9 2.3.7; do
-		old_containerd $c
+		old_containerd "$c"
 	done
 	old_release 0.1.0 a5c7ab084adf
 	if [ ${#missing[@]} -gt 0 ]; then
