@@ -102,7 +102,7 @@ func (n *Node) Steps(ctx context.Context) map[string]float64 {
 	if n.o.Metrics == "" {
 		return nil
 	}
-	out, err := n.run(ctx, "curl", []string{"-sf", "http://" + n.o.Metrics + "/metrics"})
+	out, err := n.metrics(ctx)
 	if err != nil {
 		return nil
 	}
@@ -113,4 +113,22 @@ func (n *Node) Steps(ctx context.Context) map[string]float64 {
 		}
 	}
 	return steps
+}
+
+// Metric returns the value of one of the agent's metrics, which must be served.
+func (n *Node) Metric(ctx context.Context, name string) (float64, error) {
+	out, err := n.metrics(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(out) {
+		if value, ok := strings.CutPrefix(line, name+" "); ok {
+			return strconv.ParseFloat(strings.TrimSpace(value), 64)
+		}
+	}
+	return 0, fmt.Errorf("the agent has no metric %s", name)
+}
+
+func (n *Node) metrics(ctx context.Context) (string, error) {
+	return n.run(ctx, "curl", []string{"-sf", "http://" + n.o.Metrics + "/metrics"})
 }

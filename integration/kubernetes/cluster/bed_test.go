@@ -97,6 +97,8 @@ type bed struct {
 	// diskBytes gives each node a disk of its own, and disk are the settings of kubelet for it.
 	diskBytes int64
 	disk      string
+	// metrics makes agents serve metrics.
+	metrics bool
 }
 
 // newCluster starts a cluster with a node for each of the given ways of getting images. At the end
@@ -142,13 +144,17 @@ func (b bed) start(t *testing.T) *cluster {
 	if b.services {
 		c.check(c.plane.StartServices(t.Context()))
 	}
+	metrics := ""
+	if b.metrics {
+		metrics = "127.0.0.1:9102" // of each node's own network
+	}
 	for i, way := range b.ways {
 		link, err := c.net.Join(t.Context())
 		c.check(err)
 		c.links = append(c.links, link)
 		n, err := c.plane.StartNode(t.Context(), i, ctrnode.Options{
 			Dir: filepath.Join(dir, fmt.Sprintf("n%d", i)), Binary: slipway.Binary(t), Way: way, Net: link, Registries: append([]string{c.registry.Addr}, b.registries...),
-			CRI: &ctrnode.CRI{Sandbox: c.ref("public/pause:1"), KeepCredentials: b.keepCredentials}, Agent: b.agent, NewDisk: b.diskBytes > 0, DiskBytes: b.diskBytes,
+			CRI: &ctrnode.CRI{Sandbox: c.ref("public/pause:1"), KeepCredentials: b.keepCredentials}, Agent: b.agent, NewDisk: b.diskBytes > 0, DiskBytes: b.diskBytes, Metrics: metrics,
 		})
 		c.check(err)
 		c.nodes = append(c.nodes, n)
@@ -257,7 +263,11 @@ type pod struct {
 	Metadata struct{ Name, Namespace string }
 	Spec     struct{ NodeName string }
 	Status   struct {
-		Phase             string
+		Phase      string
+		Conditions []struct {
+			Type               string
+			LastTransitionTime time.Time
+		}
 		ContainerStatuses []struct {
 			Name         string
 			RestartCount int
