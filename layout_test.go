@@ -159,7 +159,7 @@ var layout = map[string][]string{
 	"node/fuse":           {},
 	"node/fusetest":       {"internal/mounttest", "node/fuse"},
 	"node/gearfs":         {"gear", "gear/predict", "internal/durable", "node/cachedir", "node/gearfs/flow", "node/gearfs/pace", "node/gearfs/starts", "node/gearfs/table", "node/poolfs"},
-	"node/gearfs/flow":    {},
+	"node/gearfs/flow":    {"node/gearfs/pace"},
 	"node/gearfs/pace":    {},
 	"node/gearfs/starts":  {"gear", "gear/predict"},
 	"node/gearfs/table":   {"gear", "node/poolfs"},

@@ -15,6 +15,8 @@ package flow
 import (
 	"sync/atomic"
 	"time"
+
+	"example.org/slipway/node/gearfs/pace"
 )
 
 // Request is what a Watcher asks about a request, and has done with it.
@@ -48,6 +50,10 @@ const (
 	// lateWatch is the distance of two comparisons from which on the second waits for the
 	// next: this process had no processor meanwhile, and read nothing.
 	lateWatch = 4 * watchEvery
+	// starved is the share of the time of the last comparisons from which on this process was
+	// late for so long that the rates of requests say nothing: on a busy machine single
+	// requests get no processor for 0.1 s, here or at the registry.
+	starved = 1.0 / 16
 	// idleWatch is the distance of two comparisons while nobody waits for a request.
 	idleWatch = 250 * time.Millisecond
 	// minWindow is the shortest time over which the rate of a link is measured, and
@@ -106,8 +112,10 @@ type Flow struct {
 	// local says that the request stores what has arrived, and reads nothing.
 	local atomic.Bool
 
-	// had bytes had arrived at looked. heard is when the last byte was seen.
+	// had bytes had arrived at looked. heard is when the last byte was seen, and lateBy how
+	// late this process was then.
 	looked, heard time.Time
+	lateBy        time.Duration
 	had           int64
 	// lack is how many bytes less than expected have come lately. slow is when it was 0 for
 	// the last time.
@@ -154,10 +162,16 @@ func (f *Flow) rtt() time.Duration {
 	return rtt
 }
 
-// restart begins a new measurement.
-func (f *Flow) restart(now time.Time) {
+// restart begins a new measurement. late is how late this process was until now.
+func (f *Flow) restart(now time.Time, late time.Duration) {
+	f.heard, f.lateBy = now, late
+	f.forget(now)
+}
+
+// forget begins a new measurement of the rate.
+func (f *Flow) forget(now time.Time) {
 	n := f.arrived.Load()
-	f.looked, f.heard, f.had, f.lack = now, now, n, 0
+	f.looked, f.had, f.lack = now, n, 0
 	f.slow = mark{now, n}
 	for i := range f.marks {
 		f.marks[i] = f.slow
@@ -177,6 +191,13 @@ type Watcher struct {
 	Stall   time.Duration
 	flows   map[*Flow]struct{}
 	watched time.Time
+	// late is how late this process was for comparisons, and lates holds when the last ones
+	// were and how late it was then, the oldest one first.
+	late  pace.Lateness
+	lates [marks]struct {
+		at time.Time
+		by time.Duration
+	}
 }
 
 // Begin has a request watched until End.
@@ -186,7 +207,7 @@ func (w *Watcher) Begin(f *Flow, now time.Time) {
 	}
 	f.Rescues = min(f.Rescues, maxRescues)
 	f.began = now
-	f.restart(now)
+	f.restart(now, w.late.Total(now))
 	w.flows[f] = struct{}{}
 }
 
@@ -197,6 +218,7 @@ func (w *Watcher) End(f *Flow) { delete(w.flows, f) }
 // call it again, or the zero time.
 func (w *Watcher) Watch(now time.Time) time.Time {
 	if len(w.flows) == 0 {
+		w.late.Beat(now, time.Time{})
 		return time.Time{}
 	}
 	if next := w.watched.Add(watchEvery); now.Before(next) {
@@ -204,19 +226,38 @@ func (w *Watcher) Watch(now time.Time) time.Time {
 	}
 	late := now.Sub(w.watched) > lateWatch
 	w.watched = now
+	next := now.Add(watchEvery)
 	awaited := w.account(now, late)
 	if len(awaited) == 0 {
-		return now.Add(idleWatch)
+		next = now.Add(idleWatch)
 	}
+	w.late.Beat(now, next)
 	if late { // what has arrived meanwhile is still to be read
-		return now.Add(watchEvery)
+		return next
 	}
+	busy := w.starved(now)
 	for _, f := range awaited {
 		if _, runs := w.flows[f]; runs {
-			w.judge(f, now)
+			w.judge(f, now, busy)
 		}
 	}
-	return now.Add(watchEvery)
+	return next
+}
+
+// starved reports whether this process was late for so long, at the last comparisons, that
+// the rates of requests say nothing.
+func (w *Watcher) starved(now time.Time) bool {
+	copy(w.lates[:], w.lates[1:])
+	last := &w.lates[marks-1]
+	last.at, last.by = now, w.late.Total(now)
+	first := last
+	for i := range w.lates {
+		if l := &w.lates[i]; now.Sub(l.at) <= maxWindow {
+			first = l
+			break
+		}
+	}
+	return float64(last.by-first.by) > starved*float64(max(now.Sub(first.at), maxWindow/2))
 }
 
 // account measures the links and the requests. It returns the requests that somebody waits
@@ -225,18 +266,20 @@ func (w *Watcher) account(now time.Time, late bool) (awaited []*Flow) {
 	for f := range w.flows {
 		f.Link.measure(now)
 		if f.arrived.Load() != f.had {
-			f.heard = now
+			f.heard, f.lateBy = now, w.late.Total(now)
 		}
 		copy(f.marks[:], f.marks[1:])
 		f.marks[marks-1] = mark{now, f.arrived.Load()}
 	}
 	for f := range w.flows {
-		if !f.Request.Awaited() || late {
-			f.restart(now)
+		switch {
+		case !f.Request.Awaited():
+			f.restart(now, w.late.Total(now))
+			continue
+		case late:
+			f.forget(now)
 		}
-		if f.Request.Awaited() {
-			awaited = append(awaited, f)
-		}
+		awaited = append(awaited, f)
 	}
 	return awaited
 }
@@ -253,19 +296,24 @@ func (f *Flow) lately(now, since time.Time) float64 {
 	return m.since(now, f.arrived.Load())
 }
 
-// judge moves the work of a request that is much slower than it should be.
-func (w *Watcher) judge(f *Flow, now time.Time) {
+// judge moves the work of a request that is much slower than it should be. If this process is
+// starved, that is only one that brings nothing.
+func (w *Watcher) judge(f *Flow, now time.Time, starved bool) {
 	n, rtt := f.arrived.Load(), f.rtt()
 	patience := max(quietPatience, 2*warmUp*rtt)
 	if n == 0 {
 		patience = firstPatience
 	}
 	if f.local.Load() { // what arrives meanwhile is still to be read
-		f.heard, f.looked, f.had = now, now, n
+		f.heard, f.lateBy, f.looked, f.had = now, w.late.Total(now), now, n
 		return
 	}
-	if now.Sub(f.heard) >= min(patience<<f.Rescues, w.Stall) {
+	if now.Sub(f.heard)-(w.late.Total(now)-f.lateBy) >= min(patience<<f.Rescues, w.Stall) {
 		w.giveUp(f)
+		return
+	}
+	if starved {
+		f.forget(now)
 		return
 	}
 	warm := f.warm(now)
@@ -312,7 +360,7 @@ func (w *Watcher) move(f *Flow, now time.Time, spare, best float64) {
 			l.guessAt = now.Add(guessAgain << l.guesses)
 			l.guesses = min(l.guesses+1, maxRescues)
 		}
-		f.restart(now)
+		f.restart(now, w.late.Total(now))
 	case anew && f.lack >= float64(int64(guessDeficit)<<f.Rescues) && !w.crowd(f) && (f.Rescues == 0 || l.most >= behind*rate):
 		// Before the link is measured, spare is a guess. For that, a request begins anew only
 		// once.

@@ -1,4 +1,6 @@
-// Package pace reports to work that nobody waits for when others need the processors.
+// Package pace tells what a busy machine does to this process. Pace reports to work that
+// nobody waits for when others need the processors. Lateness measures for how long this
+// process itself lacked one, so that others are not blamed for it.
 package pace
 
 import (
