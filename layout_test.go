@@ -226,7 +226,7 @@ var layout = map[string][]string{
 	"agent/api":            {"config", "node/gearfs", "node/gearfs/starts", "node/poolfs", "oci", "oci/client/wrongserver", "oci/volref", "volume/node"},
 	"agent/images":         {"agent/api", "agent/registries", "agent/volumeworker", "config", "gear", "gear/client", "gear/export", "gear/rootfs", "internal/durable", "node/cachedir", "node/gearfs", "node/poolfs", "node/snapshotter", "node/view", "oci", "oci/volref", "volume/block", "volume/node", "volume/volfs"},
 	"agent/kubelet":        {"agent/registries", "oci/client"},
-	"agent/peers":          {"gear", "node/gearfs", "oci", "oci/peering"},
+	"agent/peers":          {"gear", "node/gearfs", "node/gearfs/pace", "oci", "oci/peering"},
 	"agent/registries":     {"config", "gear", "gear/client", "gear/predict", "internal/durable", "node/gearfs", "node/gearfs/starts", "oci", "oci/client", "oci/fleet", "oci/peering", "oci/volref", "oci/warm", "oci/wire"},
 	"agent/runtimespec":    {},
 	"agent/setup":          {"config"},

@@ -17,6 +17,7 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/node/gearfs"
+	"example.org/slipway/node/gearfs/pace"
 	"example.org/slipway/oci/peering"
 )
 
@@ -63,7 +64,7 @@ func TestCloseWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	x.vouch(place{"r", "a"}, &peering.Answer{Time: now, Signer: key.Public().(ed25519.PublicKey)}, now)
-	p := newPeer(other, x.id.key, at)
+	p := newPeer(other, x.id.key, at, new(pace.Metronome))
 	defer p.client.CloseIdleConnections()
 	f := &gear.File{Name: gear.Name{1}, Size: 1}
 	asked := make(chan struct{})
@@ -222,7 +223,7 @@ func play(t *testing.T, x *Exchange, answer http.HandlerFunc) *peer {
 	s := &http.Server{TLSConfig: id.serverTLS(), Handler: answer}
 	done := make(chan struct{})
 	go func() { defer close(done); _ = s.ServeTLS(l, "", "") }()
-	p := newPeer(x.id, id.key, l.Addr().String())
+	p := newPeer(x.id, id.key, l.Addr().String(), &x.late)
 	t.Cleanup(func() {
 		p.client.CloseIdleConnections()
 		_ = s.Close()
@@ -285,7 +286,7 @@ func TestPromises(t *testing.T) {
 		t.Errorf("%d pieces came, each after 10 promises of which 15 are allowed in all: error %v", got, err)
 	}
 	// What a registry takes for few bytes bounds what others may take for them.
-	var pc pace
+	var pc tempo
 	pc.init()
 	if b := pc.limits(sizeOfAll(list)); b.all+b.promised > time.Minute {
 		t.Errorf("another node may take %v for %d bytes", b.all+b.promised, sizeOfAll(list))

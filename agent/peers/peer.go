@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/node/gearfs/pace"
 	"example.org/slipway/oci/peering"
 )
 
@@ -41,17 +42,19 @@ type peer struct {
 	key    peering.Key
 	addr   string
 	client *http.Client
+	late   *pace.Metronome // of this node, not of the other one
 
 	mu      sync.Mutex
 	until   time.Time // banned
 	strikes int
-	sent    time.Time // progress on any connection
-	starved int       // since it answered a request
+	sent    time.Time     // progress on any connection
+	lateBy  time.Duration // how late this process was at sent
+	starved int           // since it answered a request
 }
 
-func newPeer(id *identity, key peering.Key, addr string) *peer {
+func newPeer(id *identity, key peering.Key, addr string, late *pace.Metronome) *peer {
 	d := &net.Dialer{Timeout: dialTimeout}
-	return &peer{key: key, addr: addr, client: &http.Client{Transport: &http.Transport{
+	return &peer{key: key, addr: addr, late: late, client: &http.Client{Transport: &http.Transport{
 		DialContext: d.DialContext, TLSClientConfig: id.clientTLS(key), TLSHandshakeTimeout: 2 * dialTimeout,
 		MaxConnsPerHost: conns, MaxIdleConnsPerHost: conns, IdleConnTimeout: time.Minute, DisableCompression: true,
 		ResponseHeaderTimeout: 0, MaxResponseHeaderBytes: 16 << 10, WriteBufferSize: 64 << 10, ReadBufferSize: 64 << 10},
@@ -85,14 +88,15 @@ func (p *peer) served() {
 func (p *peer) progressed(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.sent = now
+	p.sent, p.lateBy = now, p.late.Total(now)
 }
 
-// stalled returns what is wrong with a node that sent nothing on one connection for a time.
+// stalled returns what is wrong with a node that sent nothing on one connection for a time, in
+// which this process did not lack a processor.
 func (p *peer) stalled(now time.Time, idle time.Duration) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.starved >= maxStarved || now.Sub(p.sent) > idle {
+	if p.starved >= maxStarved || now.Sub(p.sent)-(p.late.Total(now)-p.lateBy) > idle {
 		return errStall
 	}
 	p.starved++
@@ -137,10 +141,15 @@ type limits struct {
 func (p *peer) ask(ctx context.Context, grant string, fetch bool, l limits, list []want, moved func(int), got func(i int, b []byte) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	left, since := l.all, time.Now()
+	p.late.Start()
+	defer p.late.Stop()
+	left, since, late := l.all, time.Now(), p.late.Total(time.Now())
+	took := func() time.Duration { // by the node, not counting what this process was late
+		now := time.Now()
+		return now.Sub(since) - (p.late.Total(now) - late)
+	}
 	var last atomic.Bool // the time for the whole request ends first
-	last.Store(left <= l.idle)
-	idle := time.AfterFunc(min(l.idle, left), func() {
+	idle := p.late.Deadline(func() {
 		if last.Load() {
 			cancel(errStall)
 			return
@@ -148,13 +157,13 @@ func (p *peer) ask(ctx context.Context, grant string, fetch bool, l limits, list
 		cancel(p.stalled(time.Now(), l.idle))
 	})
 	defer idle.Stop()
-	// The timer belongs to the goroutine that reads, so that nothing resets it twice. A few
-	// bytes now and then, or pieces that are not given, do not count as progress.
+	// A few bytes now and then, or pieces that are not given, do not count as progress.
 	again := func() {
-		rest := left - time.Since(since)
+		rest := left - took()
 		last.Store(rest <= l.idle)
-		idle.Reset(max(0, min(l.idle, rest)))
+		idle.Set(max(0, min(l.idle, rest)))
 	}
+	again()
 	come, waits, promised := 0, l.coming, l.promised
 	err := p.request(ctx, grant, fetch, list, func() error {
 		// The node waits for the registry, which would not answer this one sooner.
@@ -176,9 +185,9 @@ func (p *peer) ask(ctx context.Context, grant string, fetch bool, l limits, list
 			return got(i, b)
 		}
 		idle.Stop()
-		left -= time.Since(since)
+		left -= took()
 		err := got(i, b)
-		since, waits = time.Now(), l.coming
+		since, late, waits = time.Now(), p.late.Total(time.Now()), l.coming
 		again()
 		return err
 	})

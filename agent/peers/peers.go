@@ -36,6 +36,7 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/node/gearfs"
+	"example.org/slipway/node/gearfs/pace"
 	"example.org/slipway/oci/peering"
 )
 
@@ -89,6 +90,7 @@ type Exchange struct {
 	peers   map[string]*peer // by key and address
 	signers map[place]map[string]*signer
 
+	late  pace.Metronome // of this process, while it asks other nodes
 	count measures
 }
 
@@ -275,7 +277,7 @@ func (x *Exchange) peer(key peering.Key, addr string) *peer {
 	id := key.String() + " " + addr
 	p := x.peers[id]
 	if p == nil {
-		p = newPeer(x.id, key, addr)
+		p = newPeer(x.id, key, addr, &x.late)
 		x.peers[id] = p
 	}
 	return p

@@ -15,6 +15,7 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/node/gearfs"
+	"example.org/slipway/node/gearfs/pace"
 	"example.org/slipway/oci/peering"
 )
 
@@ -211,7 +212,7 @@ func FuzzPieces(f *testing.F) {
 
 // TestBans checks that a ban grows, ends, and is forgotten by a node that serves.
 func TestBans(t *testing.T) {
-	p := &peer{}
+	p := &peer{late: new(pace.Metronome)}
 	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	var last time.Duration
 	for range 5 {

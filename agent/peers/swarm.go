@@ -53,7 +53,7 @@ type swarm struct {
 	grant    string
 	ends     time.Time // by this node's clock
 	claims   map[piece]*claim
-	registry pace
+	registry tempo
 }
 
 // member is another node of a swarm.
@@ -313,9 +313,9 @@ func mix(z uint64) uint64 {
 	return z ^ z>>31
 }
 
-// pace is how fast the registry answers this node: the time to the first byte of a request,
+// tempo is how fast the registry answers this node: the time to the first byte of a request,
 // and bytes a second of one request after it.
-type pace struct {
+type tempo struct {
 	mu   sync.Mutex
 	wait time.Duration
 	rate float64
@@ -325,7 +325,7 @@ type pace struct {
 }
 
 // away reports whether the registry failed lately.
-func (p *pace) away(now time.Time) bool {
+func (p *tempo) away(now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return now.Before(p.until)
@@ -333,7 +333,7 @@ func (p *pace) away(now time.Time) bool {
 
 // answered notes whether the registry gave what it was asked for. An answer about one file
 // is an answer.
-func (p *pace) answered(now time.Time, err error) {
+func (p *tempo) answered(now time.Time, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, gear.ErrContent) || errors.Is(err, context.Canceled) {
@@ -354,24 +354,24 @@ const (
 	maxComing   = 10 * time.Second
 	assumedWait = 200 * time.Millisecond
 	assumedRate = 1 << 20
-	paceWeight  = 0.3
+	tempoWeight = 0.3
 )
 
-func (p *pace) init() { p.wait, p.rate = assumedWait, assumedRate }
+func (p *tempo) init() { p.wait, p.rate = assumedWait, assumedRate }
 
 // note adds a measurement.
-func (p *pace) note(wait, took time.Duration, bytes int64) {
+func (p *tempo) note(wait, took time.Duration, bytes int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.wait += time.Duration(paceWeight * float64(wait-p.wait))
+	p.wait += time.Duration(tempoWeight * float64(wait-p.wait))
 	if bytes >= 64<<10 && took > 0 {
-		p.rate += paceWeight * (float64(bytes)/took.Seconds() - p.rate)
+		p.rate += tempoWeight * (float64(bytes)/took.Seconds() - p.rate)
 	}
 }
 
 // limits returns how long a node may take for bytes: somewhat longer than the registry
 // would.
-func (p *pace) limits(bytes int64) limits {
+func (p *tempo) limits(bytes int64) limits {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	idle := min(max(2*p.wait, minPatience), maxPatience)

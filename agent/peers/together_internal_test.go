@@ -16,6 +16,7 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/node/gearfs"
+	"example.org/slipway/node/gearfs/pace"
 	"example.org/slipway/oci/peering"
 )
 
@@ -232,7 +233,7 @@ func TestStarved(t *testing.T) {
 		}
 		s.stop()
 	}
-	p, now := &peer{}, time.Now()
+	p, now := &peer{late: new(pace.Metronome)}, time.Now()
 	p.progressed(now)
 	for i := range maxStarved + 1 {
 		if err := p.stalled(now, time.Second); errors.Is(err, errStall) != (i == maxStarved) {
