@@ -1,14 +1,11 @@
 package agent_test
 
 import (
-	"archive/tar"
 	"bufio"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"net/http"
 	"os"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -38,23 +35,8 @@ func setting(t *testing.T, name string, otherwise int) int {
 	return n
 }
 
-// incompressible returns an image of one layer of about so many megabytes, in files of up to 1 MiB
-// and, at every tenth place, of 10 MiB.
-func incompressible(mbytes int) *imagetest.Bundle {
-	rng, size := rand.NewChaCha8([32]byte{91}), rand.New(rand.NewPCG(91, 1))
-	a := new(imagetest.Archive).Dir("./").Dir("files/")
-	for i, left := 0, mbytes<<20; left > 0; i++ {
-		n := 1 + size.IntN(1<<20)
-		if i%10 == 9 {
-			n = 10 << 20
-		}
-		n = min(n, left)
-		name, data := content(rng, n)
-		a.Add(tar.Header{Typeflag: tar.TypeReg, Name: "files/" + name}, data)
-		left -= n
-	}
-	return imagetest.Compose(runtime.GOARCH, map[string]any{}, []imagetest.Layer{a.Layer()})
-}
+// one reports whether the image of a roll-out is to be one file. SLIPWAY_PEERS_ONE says so.
+func one() bool { return os.Getenv("SLIPWAY_PEERS_ONE") != "" }
 
 // peersMetrics returns an agent's metrics of the exchange.
 func peersMetrics(t *testing.T, addr string) map[string]float64 {
@@ -105,7 +87,7 @@ func newRollout(t *testing.T, nodes, mbytes int) *rollout {
 		t.Fatal(err)
 	}
 	s := slipway.Start(t, t.TempDir(), &slipway.Options{Host: net.Addr, Config: "version: 0.1\nhttp: {insecure_open_to_network: true}\n"})
-	r := &rollout{t: t, net: net, mbytes: mbytes, ref: push(t, s, "team/app:v1", incompressible(mbytes))}
+	r := &rollout{t: t, net: net, mbytes: mbytes, ref: push(t, s, "team/app:v1", imagetest.Incompressible(mbytes, one()))}
 	for range nodes {
 		n, err := net.Join(ctx)
 		if err != nil {
@@ -130,6 +112,18 @@ type start struct {
 	stop  int           // so many are killed when they have about half of the image
 }
 
+// patience bounds a roll-out.
+const patience = 20 * time.Minute
+
+// ask returns the state of an agent, or none if it does not answer.
+func ask(t *testing.T, a *node.Agent) (s node.Status) {
+	s, err := node.Ask(t.Context(), a.Root)
+	if err != nil {
+		t.Error(err)
+	}
+	return s
+}
+
 // run starts the image on nodes until all that are not stopped have it. It returns what the registry
 // sent, and how long the slowest node took from its own start.
 func (r *rollout) run(what, config string, links []*lan.Node, how start) (egress int64, slowest time.Duration) {
@@ -138,7 +132,7 @@ func (r *rollout) run(what, config string, links []*lan.Node, how start) (egress
 	agents := make([]*node.Agent, len(links))
 	for i, l := range links {
 		agents[i] = node.New(t, r.config+config+fmt.Sprintf("metrics: {addr: \"%s:9102\", insecure_open_to_network: true}\n", l.Addr))
-		agents[i].Allow(10 * time.Minute)
+		agents[i].Allow(patience)
 		agents[i].Inside = l.Inside
 		agents[i].Start()
 	}
@@ -157,11 +151,14 @@ func (r *rollout) run(what, config string, links []*lan.Node, how start) (egress
 			began := time.Now()
 			dirs[i] = a.Mount(r.ref)
 			if i < how.stop {
-				proc.Poll(t, 10*time.Minute, "half of the image", func() bool { st := a.Image(); return 2*st.LocalFiles >= st.Files })
+				proc.Poll(t, patience, "half of the image", func() bool {
+					st := ask(t, a)
+					return len(st.Images) == 1 && 2*st.Images[0].LocalFiles >= st.Images[0].Files
+				})
 				a.Kill()
 				return
 			}
-			proc.Poll(t, 10*time.Minute, "whole image", func() bool { st := a.Image(); return st.LocalFiles == st.Files })
+			proc.Poll(t, patience, "whole image", func() bool { st := ask(t, a); return st.Complete() })
 			times[i] = time.Since(began)
 		})
 	}
@@ -184,7 +181,10 @@ func (r *rollout) run(what, config string, links []*lan.Node, how start) (egress
 				t.Errorf("node %d: %d files, %d failed, %d wrong", i, n, failed, wrong)
 			}
 		}
-		a.Kill()
+		a.Reboot()
+		if err := os.RemoveAll(a.Root); err != nil { // the next run needs the space
+			t.Error(err)
+		}
 	}
 	for _, k := range slices.Sorted(maps.Keys(got)) {
 		t.Logf("  %s %.0f", k, got[k])
