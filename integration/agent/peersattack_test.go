@@ -69,23 +69,62 @@ func (s *stranger) announce(c *wire.Client, repo, manifest, address string) (a i
 	return a, resp.Status
 }
 
-// ask asks a node for files, and returns the status and the encoding of each answer: 0 means
-// that the node does not give it.
-func (s *stranger) ask(addr, grant string, names ...[]byte) (status int, given []byte) {
+// met announces the stranger in a repository until the registry introduces it to the only other node,
+// which announces its images after a moment. That node is the first of the answer's.
+func (s *stranger) met(c *wire.Client, repo, manifest string) (in introduced) {
 	s.t.Helper()
-	var list []byte
-	for _, n := range names {
-		list = binary.LittleEndian.AppendUint32(append(list, n...), ^uint32(0))
-	}
-	client := &http.Client{Timeout: time.Minute, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{s.cert}}}}
-	defer client.CloseIdleConnections()
-	req, err := http.NewRequestWithContext(s.t.Context(), http.MethodPost, "https://"+addr+"/v1/pieces", bytes.NewReader(list))
+	proc.Poll(s.t, time.Minute, "introduction to the node", func() bool {
+		var status int
+		if in, status = s.announce(c, repo, manifest, ":1"); status != http.StatusOK {
+			s.t.Fatalf("announcement in %s: %d", repo, status)
+		}
+		for i := range in.Peers {
+			if !strings.HasSuffix(in.Peers[i].Address, ":1") {
+				in.Peers = in.Peers[i:]
+				return true
+			}
+		}
+		return false
+	})
+	return in
+}
+
+// wholeFile stands for the chunk of a piece that is a file without chunks.
+const wholeFile = ^uint32(0)
+
+// piece returns the name of a piece as a request has it.
+func piece(name []byte, chunk uint32) []byte {
+	return binary.LittleEndian.AppendUint32(bytes.Clone(name), chunk)
+}
+
+// send sends a request to a node. The caller closes the body of the answer.
+func (s *stranger) send(config *tls.Config, method, url, grant string, body []byte) (*http.Response, error) {
+	config.InsecureSkipVerify = true
+	client := &http.Client{Timeout: time.Minute, Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}}
+	req, err := http.NewRequestWithContext(s.t.Context(), method, url, bytes.NewReader(body))
 	if err != nil {
-		s.t.Fatal(err)
+		return nil, err
 	}
 	req.Header.Set("Slipway-Grant", grant)
 	req.Header.Set("Slipway-Fetch", "1")
-	resp, err := client.Do(req)
+	return client.Do(req)
+}
+
+// ask asks a node for files without chunks, and returns the status and the encoding of each answer: 0
+// means that the node does not give it.
+func (s *stranger) ask(addr, grant string, names ...[]byte) (status int, given []byte) {
+	s.t.Helper()
+	var pieces [][]byte
+	for _, n := range names {
+		pieces = append(pieces, piece(n, wholeFile))
+	}
+	return s.askPieces(addr, grant, pieces...)
+}
+
+// askPieces is ask for pieces.
+func (s *stranger) askPieces(addr, grant string, pieces ...[]byte) (status int, given []byte) {
+	s.t.Helper()
+	resp, err := s.send(&tls.Config{Certificates: []tls.Certificate{s.cert}}, http.MethodPost, "https://"+addr+"/v1/pieces", grant, bytes.Join(pieces, nil))
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -94,7 +133,7 @@ func (s *stranger) ask(addr, grant string, names ...[]byte) (status int, given [
 		b, _ := io.ReadAll(resp.Body)
 		return resp.StatusCode, b
 	}
-	for range names {
+	for range pieces {
 		var head [5]byte
 		if _, err := io.ReadFull(resp.Body, head[:]); err != nil {
 			s.t.Fatal(err)
@@ -148,26 +187,8 @@ func TestPeerRights(t *testing.T) {
 		}
 	}
 	x, y := newStranger(t), newStranger(t)
-	// The node announces its images after a moment.
-	find := func(n *stranger, c *wire.Client, repo, manifest string) (in introduced) {
-		t.Helper()
-		proc.Poll(t, time.Minute, "introduction to the node", func() bool {
-			var status int
-			if in, status = n.announce(c, repo, manifest, ":1"); status != http.StatusOK {
-				t.Fatalf("announcement in %s: %d", repo, status)
-			}
-			for i := range in.Peers {
-				if !strings.HasSuffix(in.Peers[i].Address, ":1") {
-					in.Peers = in.Peers[i:]
-					return true
-				}
-			}
-			return false
-		})
-		return in
-	}
-	right, others := find(x, alice, "alice/kitchen", kitchen), find(x, bob, "bob/own", own)
-	stolen := find(y, alice, "alice/kitchen", kitchen)
+	right, others := x.met(alice, "alice/kitchen", kitchen), x.met(bob, "bob/own", own)
+	stolen := y.met(alice, "alice/kitchen", kitchen)
 	at := right.Peers[0].Address
 	unknown := digestOf([]byte("nobody has this"))
 	if status, given := x.ask(at, right.Grant, digestOf(secret), digestOf([]byte("Alice's other")), unknown, digestOf(open)); status != http.StatusOK || given[0] == 0 || given[1] == 0 || given[2] != 0 || given[3] != 0 {
@@ -276,6 +297,28 @@ func TestBadPeers(t *testing.T) {
 		"refuses":    func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusForbidden) },
 		"redirects": func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "http://"+s.DebugAddr+"/readyz", http.StatusTemporaryRedirect)
+		},
+		"hints endlessly": func(w http.ResponseWriter, r *http.Request) {
+			for r.Context().Err() == nil {
+				w.Header().Set("Link", strings.Repeat("x", 4000))
+				w.WriteHeader(http.StatusEarlyHints)
+			}
+		},
+		"has a long header": func(w http.ResponseWriter, r *http.Request) {
+			for i := range 1000 {
+				w.Header().Set(fmt.Sprint("X-Long-", i), strings.Repeat("x", 4000))
+			}
+			w.WriteHeader(http.StatusOK)
+		},
+		"says that much is coming": func(w http.ResponseWriter, r *http.Request) {
+			_, _ = w.Write(frame(3, 1<<20, make([]byte, 1<<20)))
+		},
+		"lies about one of many": func(w http.ResponseWriter, r *http.Request) {
+			// What it has not, and then a byte that is right for no file of this size.
+			for range 3 {
+				_, _ = w.Write(frame(0, 0, nil))
+			}
+			_, _ = w.Write(frame(1, 1, []byte{0}))
 		},
 		"has nothing": func(w http.ResponseWriter, r *http.Request) {
 			for range 10_000 {
