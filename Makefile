@@ -4,7 +4,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS  = -s -w -X example.org/slipway/cmd/slipway/command.Version=$(VERSION)
 FUZZTIME ?= 60s
 
-.PHONY: demo test test-ceph test-kubernetes test-systemd soak run build build-ceph bench bench-gear bench-start bench-trace bench-tiers bench-mirrors bench-cider bench-rebuild reproduce observe lint coverage site fuzz release release-check deb image clean
+.PHONY: demo test test-ceph test-kubernetes test-systemd soak run build build-ceph bench bench-gear bench-start bench-trace bench-tiers bench-mirrors bench-cider bench-peers bench-rebuild reproduce observe lint coverage site fuzz release release-check deb image clean
 
 demo: build
 	scripts/setup.sh demo
@@ -74,6 +74,10 @@ bench-rebuild: build
 bench-mirrors: build
 	scripts/setup.sh bench
 	scripts/bench-mirrors.sh
+
+bench-peers: build
+	scripts/setup.sh test
+	scripts/bench-peers.sh
 
 # Needs SLIPWAY_CORPUS.
 bench-cider: build-ceph

@@ -7,6 +7,7 @@ import (
 	"example.org/slipway/integration/bench/gear"
 	"example.org/slipway/integration/bench/measure"
 	"example.org/slipway/integration/bench/mirrors"
+	"example.org/slipway/integration/bench/peers"
 	"example.org/slipway/integration/bench/rebuild"
 	"example.org/slipway/integration/bench/registry"
 	"example.org/slipway/integration/bench/reproduce"
@@ -16,6 +17,6 @@ import (
 )
 
 func main() {
-	suites := []measure.Suite{registry.Suite(), gear.Suite(), start.Suite(), trace.Suite(), tiers.Suite(), mirrors.Suite(), cider.Suite(), rebuild.Suite()}
+	suites := []measure.Suite{registry.Suite(), gear.Suite(), start.Suite(), trace.Suite(), tiers.Suite(), mirrors.Suite(), cider.Suite(), rebuild.Suite(), peers.Suite()}
 	measure.Main(append(suites, reproduce.Suite(suites...))...)
 }

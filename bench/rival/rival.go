@@ -151,6 +151,14 @@ func Zot(name string, commit bool) *Spec {
 	return s
 }
 
+// Spegel returns the Spegel named by SLIPWAY_BENCH_SPEGEL. It runs beside a containerd, so package peers
+// starts it.
+func Spegel(name string) *Spec {
+	s := &Spec{Name: name, version: []string{"version"}}
+	s.Binary, s.Why = fromEnv("SLIPWAY_BENCH_SPEGEL")
+	return s
+}
+
 // Distribution3 returns the Distribution named by SLIPWAY_BENCH_DISTRIBUTION, set up like
 // [Distribution2].
 func Distribution3(name string) *Spec {

@@ -55,16 +55,19 @@ func (o *Options) agentConfig() string {
 // accepts from them, or that they speak HTTP. For nodes with an agent that run pods, the
 // agent writes that they speak HTTP, and ctr has a flag for it.
 func (n *Node) writeHosts() error {
-	scheme, ca := "https://", fmt.Sprintf("  ca = %q\n", n.o.CA)
+	scheme, ca, mirror := "https://", fmt.Sprintf("  ca = %q\n", n.o.CA), ""
 	if n.o.CA == "" {
-		if n.o.CRI == nil || n.o.Way != Plain {
+		if (n.o.CRI == nil || n.o.Way != Plain) && n.o.Mirror == "" {
 			return nil
 		}
 		scheme, ca = "http://", ""
 	}
+	if n.o.Mirror != "" {
+		mirror = fmt.Sprintf("[host.%q]\n  capabilities = [\"pull\", \"resolve\"]\n", n.o.Mirror)
+	}
 	for _, r := range n.o.Registries {
 		dir := filepath.Join(n.path("hosts"), r)
-		text := fmt.Sprintf("server = %q\n[host.%q]\n  capabilities = [\"pull\", \"resolve\"]\n%s", scheme+r, scheme+r, ca)
+		text := fmt.Sprintf("server = %q\n%s[host.%q]\n  capabilities = [\"pull\", \"resolve\"]\n%s", scheme+r, mirror, scheme+r, ca)
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return err
 		}

@@ -68,6 +68,9 @@ type Options struct {
 	// certificate; if it is "", they speak HTTP.
 	Registries []string
 	CA         string
+	// Mirror is the URL of a registry on this machine that containerd asks before each of the
+	// registries. It is for the way Plain, without a CA. Default none.
+	Mirror string
 	// Ceph is a configuration that names a cluster's monitors. Shared is the directory of the file
 	// driver. Volumes need one of them.
 	Ceph, Shared string
@@ -127,6 +130,9 @@ func (n *Node) path(name string) string { return filepath.Join(n.Dir, name) }
 
 // Root returns the agent's state directory.
 func (n *Node) Root() string { return n.path("agent") }
+
+// ContentDir returns the directory in which containerd keeps blobs.
+func (n *Node) ContentDir() string { return n.path("root/io.containerd.content.v1.content") }
 
 func (n *Node) socket() string { return n.path("s.sock") }
 
@@ -256,7 +262,7 @@ func (n *Node) Pull(ctx context.Context, ref string) error {
 	ctx, cancel := context.WithTimeout(ctx, pullTimeout)
 	defer cancel()
 	how := "--plain-http"
-	if n.o.CA != "" {
+	if n.o.CA != "" || n.o.Mirror != "" {
 		how = "--hosts-dir=" + n.path("hosts")
 	}
 	_, err := n.Ctr(ctx, "image", "pull", how, "--snapshotter", n.Snapshotter(), ref)
