@@ -66,6 +66,7 @@ var layout = map[string][]string{
 	"internal/mounttest":   {},
 	"internal/policy":      {},
 	"internal/procstat":    {},
+	"internal/reach":       {},
 	"internal/report":      {"internal/chart"},
 	"internal/systemd":     {},
 
@@ -104,7 +105,7 @@ var layout = map[string][]string{
 	"registry/mirror/fill":          {"oci", "registry/mirror/upstream", "registry/storage", "registry/verify"},
 	"registry/mirror/revoked":       {},
 	"registry/mirror/route":         {},
-	"registry/mirror/upstream":      {"oci", "oci/client", "oci/wire", "registry/mirror/route"},
+	"registry/mirror/upstream":      {"internal/reach", "oci", "oci/client", "oci/wire", "registry/mirror/route"},
 	"registry/notify":               {"oci", "oci/wire"},
 	"registry/objstore":             {},
 	"registry/objstore/fsstore":     {"internal/durable", "registry/objstore"},

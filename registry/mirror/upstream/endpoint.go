@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"example.org/slipway/internal/reach"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
 	"example.org/slipway/oci/wire"
@@ -60,7 +61,7 @@ const (
 // connection allowed in one role is not used in another.
 type links struct {
 	byRole  [3]*http.Transport
-	guards  [3]*guard
+	guards  [3]*reach.Guard
 	proxied [3]*http.Transport // as byRole, by way of a proxy
 	proxy   func(*http.Request) (*url.URL, error)
 	seen    atomic.Uint32 // classes of the endpoint's own addresses
@@ -127,9 +128,9 @@ func (l *links) init(o *Options) {
 	// hosts see what is fetched, and token services see the credentials.
 	other.InsecureSkipVerify, other.RootCAs = false, o.OtherRoots
 	l.proxy = o.Proxy
-	l.guards = [3]*guard{target: {allow: o.Redirects}, tokens: {allow: o.Redirects, like: &l.seen}}
+	l.guards = [3]*reach.Guard{target: {Allow: o.Redirects, Rule: ruleLed}, tokens: {Allow: o.Redirects, Like: &l.seen, Rule: ruleLed}}
 	if o.PublicOnly {
-		l.guards[peer] = &guard{allow: o.Redirects, peer: true}
+		l.guards[peer] = &reach.Guard{Allow: o.Redirects, Rule: ruleUnlisted}
 	}
 	for r := range l.byRole {
 		shown, control := conf, remember(&l.seen)
@@ -137,7 +138,7 @@ func (l *links) init(o *Options) {
 			shown = other
 		}
 		if g := l.guards[r]; g != nil {
-			control = g.control
+			control = g.Control
 		}
 		l.byRole[r] = transport(o, shown, nil, control)
 		l.proxied[r] = transport(o, shown, o.Proxy, nil)
@@ -171,7 +172,7 @@ func (e *endpoint) send(req *http.Request, r role) (*http.Response, error) {
 		return e.links.byRole[r].RoundTrip(req)
 	}
 	if g := e.links.guards[r]; g != nil {
-		if err := g.literal(req.URL); err != nil {
+		if err := g.CheckURL(req.URL); err != nil {
 			return nil, err
 		}
 	}

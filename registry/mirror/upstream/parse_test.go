@@ -2,14 +2,14 @@ package upstream
 
 import (
 	"net/http"
-	"net/netip"
 	"net/url"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"example.org/slipway/internal/reach"
 )
 
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -102,7 +102,7 @@ func FuzzLocation(f *testing.F) {
 			t.Errorf("%q: got %v", s, u)
 		}
 		if u != nil {
-			_ = (&guard{}).literal(u) // does not panic
+			_ = (&reach.Guard{}).CheckURL(u) // does not panic
 		}
 	})
 }
@@ -120,48 +120,4 @@ func FuzzEndpoint(f *testing.F) {
 			t.Errorf("%q: got %v, %q, %q", s, base, prefix, name)
 		}
 	})
-}
-
-func TestClasses(t *testing.T) {
-	for in, want := range map[string]class{
-		"8.8.8.8": public, "2001:4860:4860::8888": public, "64:ff9b::808:808": public, "2002:808:808::1": public, "::ffff:8.8.8.8": public,
-		"127.0.0.1": loopback, "127.255.0.1": loopback, "::1": loopback, "::ffff:127.0.0.1": loopback, "64:ff9b::7f00:1": loopback, "2002:7f00:1::": loopback,
-		"10.0.0.1": private, "172.16.0.1": private, "172.31.255.255": private, "172.32.0.1": public, "192.168.1.1": private, "fd12::1": private,
-		"100.64.0.1": private, "100.100.100.200": private, "100.128.0.1": public, "198.18.0.1": private, "fec0::1": private, "64:ff9b:1::1": private,
-		"169.254.169.254": special, "fe80::1": special, "fe80::1%lo": special, "::ffff:169.254.169.254": special, "64:ff9b::a9fe:a9fe": special,
-		"0.0.0.0": special, "0.1.2.3": special, "::": special, "::7f00:1": special, "224.0.0.1": special, "ff02::1": special,
-		"255.255.255.255": special, "240.0.0.1": special, "168.63.129.16": special, "fd00:ec2::254": special, "192.0.0.192": special, "2001::1": special,
-	} {
-		if got := classOf(netip.MustParseAddr(in)); got != want {
-			t.Errorf("%s: got %v, want %v", in, got, want)
-		}
-	}
-	if got := classOf(netip.Addr{}); got != special {
-		t.Errorf("no address: got %v", got)
-	}
-}
-
-func TestGuard(t *testing.T) {
-	var like atomic.Uint32
-	like.Store(uint32(private | special))
-	for name, tt := range map[string]struct {
-		g     guard
-		yes   []string
-		never []string
-	}{
-		"strict":     {guard{}, []string{"8.8.8.8:443"}, []string{"127.0.0.1:80", "[::1]:80", "[fe80::1%lo]:80", "10.0.0.1:1", "x", ""}},
-		"configured": {guard{allow: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fe80::/10")}}, []string{"10.1.2.3:9", "[::ffff:10.1.2.3]:9", "[fe80::1%lo]:80"}, []string{"10.2.0.0:1"}},
-		"like":       {guard{like: &like}, []string{"192.168.0.1:80", "8.8.8.8:80"}, []string{"127.0.0.1:80", "169.254.169.254:80"}},
-	} {
-		for _, a := range tt.yes {
-			if err := tt.g.control(t.Context(), "tcp", a, nil); err != nil {
-				t.Errorf("%s: %s: %v", name, a, err)
-			}
-		}
-		for _, a := range tt.never {
-			if err := tt.g.control(t.Context(), "tcp", a, nil); err == nil {
-				t.Errorf("%s: %s is allowed", name, a)
-			}
-		}
-	}
 }

@@ -48,6 +48,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"example.org/slipway/internal/reach"
 	"example.org/slipway/oci"
 	"example.org/slipway/oci/client"
 )
@@ -290,7 +291,7 @@ func passing(err error) bool {
 	switch {
 	case !errors.As(err, &e) || e.Kind != Unavailable && e.Kind != Wrong || e.slow || e.sure || e.RetryAfter > 0:
 		return false
-	case errors.As(err, &cert), errors.As(err, &dns) && dns.IsNotFound, errors.Is(err, errRefused), errors.Is(err, errRedirect):
+	case errors.As(err, &cert), errors.As(err, &dns) && dns.IsNotFound, errors.Is(err, reach.ErrRefused), errors.Is(err, errRedirect):
 		return false
 	}
 	return true
