@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"reflect"
 	"time"
 
@@ -73,8 +74,12 @@ type Audit struct {
 // Notifications configures events.
 type Notifications struct {
 	Events    Events            `yaml:"events" doc:"What an event holds."`
-	Endpoints []notify.Endpoint `yaml:"endpoints" doc:"Where events are sent, each to every endpoint that does not ignore it."`
+	Endpoints []notify.Endpoint `yaml:"endpoints" doc:"Where events are sent, each to every endpoint that does not ignore it. These cannot be changed at the page."`
+	Networks  []string          `yaml:"networks" doc:"Private, loopback or link-local networks in which webhooks may be that administrators add at the page or with slipway webhook add. Public addresses need not be named." example:"10.0.0.0/8"`
 }
+
+// AllowedNetworks returns Networks as prefixes.
+func (n *Notifications) AllowedNetworks() []netip.Prefix { return networks(n.Networks) }
 
 // Events configures the content of events.
 type Events struct {

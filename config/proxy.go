@@ -244,10 +244,13 @@ func (u *Upstream) Credentialed() bool {
 }
 
 // Networks returns redirects as networks.
-func (u *Upstream) Networks() []netip.Prefix {
+func (u *Upstream) Networks() []netip.Prefix { return networks(u.Redirects) }
+
+// networks parses networks that Validate has accepted.
+func networks(texts []string) []netip.Prefix {
 	var list []netip.Prefix
-	for _, s := range u.Redirects {
-		if p, err := parseNetwork(s); err == nil { // Validate has refused the others
+	for _, s := range texts {
+		if p, err := parseNetwork(s); err == nil {
 			list = append(list, p)
 		}
 	}

@@ -75,6 +75,10 @@ func (v *validator) values() {
 		names[e.Name] = true
 		v.check(key+".url", checkURL(e.URL))
 	}
+	for i, s := range c.Notifications.Networks {
+		_, err := parseNetwork(s)
+		v.check(fmt.Sprintf("notifications.networks[%d]", i), err)
+	}
 	v.regexps("validation.manifests.urls.allow", c.Validation.Manifests.URLs.Allow)
 	v.regexps("validation.manifests.urls.deny", c.Validation.Manifests.URLs.Deny)
 	if c.Tracing.Enabled {

@@ -101,7 +101,7 @@ func TestManifestPolicies(t *testing.T) {
 func TestEvents(t *testing.T) {
 	var got []string
 	var fail error
-	r := openPlain(t, memstore.New(nil), &registry.Options{PullEvents: true, OnEvent: func(ctx context.Context, e registry.Event) error {
+	r := openPlain(t, memstore.New(nil), &registry.Options{PullEvents: func() bool { return true }, OnEvent: func(ctx context.Context, e registry.Event) error {
 		if e.Time.IsZero() || time.Since(e.Time) > time.Minute {
 			t.Errorf("an event at %v", e.Time)
 		}

@@ -165,7 +165,7 @@ func (r *Registry) GetBlob(ctx context.Context, repo string, d oci.Digest) (oci.
 		return nil, err
 	}
 	c, err := r.openBlob(ctx, repo, d, b, 0, b.size)
-	if err == nil && r.opts.PullEvents {
+	if err == nil && r.opts.PullEvents() {
 		err = r.pulledBlob(ctx, repo, c)
 	}
 	return c, err
@@ -246,7 +246,7 @@ func (r *Registry) GetManifest(ctx context.Context, repo, ref string) (*oci.Mani
 	if noticed(ctx) {
 		r.pulled(repo, ref)
 	}
-	if r.opts.PullEvents {
+	if r.opts.PullEvents() {
 		e := Event{Action: ActionPull, Repo: repo, Descriptor: m.Descriptor}
 		if !oci.IsDigest(ref) {
 			e.Tag = ref

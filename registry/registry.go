@@ -102,12 +102,12 @@ type Options struct {
 	// ForeignURL reports whether a manifest may name content at this URL;
 	// default: any.
 	ForeignURL func(url string) bool
-	// OnEvent is called after each push, mount and delete, and after each pull if
-	// PullEvents is set. An error makes the request fail, so that no event is lost once
+	// OnEvent is called after each push, mount and delete, and after each pull while
+	// PullEvents returns true. An error makes the request fail, so that no event is lost once
 	// the client has its answer. OnEvent must not call the registry.
 	OnEvent func(ctx context.Context, e Event) error
-	// PullEvents says that OnEvent is also called for pulls.
-	PullEvents bool
+	// PullEvents reports whether OnEvent is also called for pulls; default: never.
+	PullEvents func() bool
 	// Tap watches blobs while they come in; default: none.
 	Tap upload.Tap
 	// Grace is how long unreferenced content is kept. The catalogue must have been opened
@@ -153,6 +153,9 @@ func (o *Options) withDefaults() Options {
 		if clock != nil {
 			v.Steady = func() time.Duration { return clock().Sub(begin) }
 		}
+	}
+	if v.PullEvents == nil {
+		v.PullEvents = func() bool { return false }
 	}
 	if v.Clock == nil {
 		v.Clock = time.Now

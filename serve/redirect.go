@@ -31,7 +31,7 @@ type redirector struct {
 	// stored reports whether a blob of a repository is in the object store; it may still
 	// be on its way there. If stored is nil, blobs always are.
 	stored func(ctx context.Context, repo string, d oci.Digest) bool
-	// pulled records the pull of a blob. It is nil if nobody needs the record.
+	// pulled records the pull of a blob, if anybody needs the record.
 	pulled func(context.Context, registry.Event) error
 	rules  []redirectRule // the last rule is for all blobs that match no other
 	min    int64
@@ -140,7 +140,7 @@ func (r *redirector) Redirect(ctx context.Context, q server.Redirect) (string, e
 	}
 	// This counts as it does for a blob that goes through this server: a part is not a
 	// pull, and a blob fetched in many parts was requested once.
-	if r.pulled != nil && !q.Part {
+	if !q.Part {
 		err := r.pulled(ctx, registry.Event{Action: registry.ActionPull, Repo: q.Repo, Blob: true, Descriptor: q.Blob, Time: time.Now()})
 		if err != nil {
 			return "", fmt.Errorf("record the pull: %w", err)

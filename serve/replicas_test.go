@@ -6,9 +6,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"example.org/slipway/internal/backendtest"
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/notify"
 	"example.org/slipway/serve"
 	"example.org/slipway/serve/admin"
 	"example.org/slipway/serve/dataroot"
@@ -95,6 +97,54 @@ func TestReplicasDeliverOnce(t *testing.T) {
 	}
 	if n := len(hook.got()); n != 6 {
 		t.Errorf("%d events were delivered, want 6", n)
+	}
+}
+
+// TestReplicasWebhooks checks that a webhook which one of two servers adds, pauses and removes gets
+// the events of both, within seconds.
+func TestReplicasWebhooks(t *testing.T) {
+	t.Parallel()
+	s3, postgres := backendtest.S3(t), backendtest.Postgres(t)
+	hook := newPlainReceiver(t)
+	yaml := s3Yaml(t, s3, s3.Endpoint, fmt.Sprintf("  catalog: {postgres: %q}\n", postgres.DSN(postgres.CreateDatabase(t)))) + "notifications: {networks: [127.0.0.1]}\n"
+	servers := []*instance{start(t, setup{yaml: yaml}), start(t, setup{yaml: yaml})}
+	var admins []*admin.Admin
+	for _, s := range servers {
+		a, closeAdmin := openAdmin(t, s.cfg)
+		defer closeAdmin()
+		admins = append(admins, a)
+	}
+	knows := func(state string, is func([]notify.EndpointStatus) bool) {
+		t.Helper()
+		began := time.Now()
+		poll(t, "the other server knows that the webhook is "+state, func() bool {
+			rep, err := admins[1].Webhooks(t.Context())
+			return err == nil && is(rep.Webhooks)
+		})
+		t.Logf("%s after %s", state, time.Since(began))
+	}
+	if _, err := admins[0].AddWebhook(t.Context(), notify.Change{Name: "ci", URL: &hook.URL, Secret: &hook.secret}); err != nil {
+		t.Fatal(err)
+	}
+	knows("added", func(list []notify.EndpointStatus) bool { return len(list) == 1 && !list[0].Paused })
+	servers[1].pushImage("b", "v1", "one")
+	servers[0].pushImage("a", "v1", "two")
+	poll(t, "the events of both are there", func() bool { return len(hook.got()) == 2 })
+	yes := true
+	if _, err := admins[0].ChangeWebhook(t.Context(), notify.Change{Name: "ci", Paused: &yes}); err != nil {
+		t.Fatal(err)
+	}
+	knows("paused", func(list []notify.EndpointStatus) bool { return len(list) == 1 && list[0].Paused })
+	servers[1].pushImage("b", "v2", "three")
+	if err := admins[1].RemoveWebhook(t.Context(), "ci"); err != nil {
+		t.Fatal(err)
+	}
+	poll(t, "the first server knows of the removal", func() bool {
+		rep, err := admins[0].Webhooks(t.Context())
+		return err == nil && len(rep.Webhooks) == 0
+	})
+	if got := hook.got(); len(got) != 2 {
+		t.Errorf("a paused webhook got %q", got)
 	}
 }
 

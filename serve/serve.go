@@ -204,7 +204,7 @@ func (s *Server) setUpHTTP() error {
 		Prefix: config.NoSlash(h.Prefix), MaxCatalog: s.cfg.Catalog.MaxEntries,
 		MaxManifestBytes: int64(h.Limits.ManifestBytes), IdleTimeout: h.Limits.BodyIdleTimeout, MinBodyRate: int64(h.Limits.BodyMinRate),
 		RequestsPerSecond: h.RateLimit.RequestsPerSecond, Burst: h.RateLimit.Burst,
-		MaxUploadsPerClient: h.RateLimit.Uploads, WithActor: s.root.Notify != nil || s.root.Prefetch != nil,
+		MaxUploadsPerClient: h.RateLimit.Uploads, WithActor: func() bool { return s.root.Prefetch != nil || s.root.Notifies() },
 	}
 	s.site = siteOf(s.cfg, nil)
 	so.Site = siteOf(s.cfg, corsOrigins(h.Headers))

@@ -1,13 +1,12 @@
 package web
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
 	"time"
 
-	"example.org/slipway/oci"
-	"example.org/slipway/registry/auth"
 	"example.org/slipway/web/manage"
 )
 
@@ -138,14 +137,8 @@ func (s *jobs) close() {
 // beginJob starts a job for the user, and records the job and its outcome in the audit
 // log.
 func (q *request) beginJob(name, title, action, reference string, do work) error {
-	e := auth.Event{Event: "admin", Action: action, Reference: reference, Addr: q.r.RemoteAddr}
-	if actor := oci.ActorFrom(q.ctx()); actor != nil {
-		e.RequestID = actor.RequestID
-	}
-	by := "somebody at " + q.r.RemoteAddr
-	if !q.id.Anonymous() {
-		e.Subject, e.Method, by = q.id.Name, q.id.Method, q.id.Name
-	}
+	e := q.event("admin", action, reference)
+	by := cmp.Or(q.user(), "somebody at "+q.r.RemoteAddr)
 	h := q.h
 	return h.jobs.begin(name, title, by, do, func(err error) {
 		if h.opts.Audit == nil {

@@ -80,10 +80,7 @@ type frame struct {
 func (q *request) show(status int, name, title string, data any) {
 	var b bytes.Buffer
 	f := frame{Site: q.h.opts.Title, Title: title, Here: q.here(name), Version: q.h.opts.Version,
-		Admin: q.may("", auth.Admin), Login: q.h.access != nil, Data: data}
-	if !q.id.Anonymous() {
-		f.User = q.id.Name
-	}
+		Admin: q.may("", auth.Admin), Login: q.h.access != nil, User: q.user(), Data: data}
 	if err := q.h.render.pages[name].ExecuteTemplate(&b, "frame", &f); err != nil {
 		q.h.log.Error("a template of the web failed", "template", name, "error", err)
 		http.Error(q.w, "the page could not be made; the log says why", http.StatusInternalServerError)

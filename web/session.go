@@ -226,15 +226,29 @@ func (q *request) logout() error {
 
 // record writes an event to the audit log.
 func (q *request) record(event, outcome, action, repo, reference string) {
-	if q.h.opts.Audit == nil {
-		return
+	if q.h.opts.Audit != nil {
+		e := q.event(event, action, reference)
+		e.Outcome, e.Repo = outcome, repo
+		q.h.opts.Audit.Record(e)
 	}
-	e := auth.Event{Event: event, Outcome: outcome, Action: action, Repo: repo, Reference: reference, Addr: q.r.RemoteAddr}
+}
+
+// event returns an event of this request, without its outcome.
+func (q *request) event(event, action, reference string) auth.Event {
+	e := auth.Event{Event: event, Action: action, Reference: reference, Addr: q.r.RemoteAddr}
 	if actor := oci.ActorFrom(q.ctx()); actor != nil {
 		e.RequestID = actor.RequestID
 	}
 	if !q.id.Anonymous() {
 		e.Subject, e.Method = q.id.Name, q.id.Method
 	}
-	q.h.opts.Audit.Record(e)
+	return e
+}
+
+// user returns the name of who asks, or "".
+func (q *request) user() string {
+	if q.id.Anonymous() {
+		return ""
+	}
+	return q.id.Name
 }

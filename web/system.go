@@ -22,7 +22,7 @@ type System struct {
 	Nodes   Nodes
 	// Orders returns the orders that nodes have images, the last one first.
 	Orders   func(ctx context.Context) []warm.Order
-	Settings func() Settings
+	Settings func() manage.Settings
 	Tokens   manage.Tokens
 	Webhooks manage.Webhooks
 	Quotas   Quotas
@@ -57,7 +57,7 @@ func (h *Handler) openSystem() {
 		"activity":    {get: (*request).activity, admin: true, exact: true},
 		"tokens":      {get: (*request).tokens, post: (*request).doTokens, admin: true, exact: true},
 		"events":      {get: (*request).events, admin: true, exact: true},
-		"webhooks":    {get: (*request).webhooks, post: (*request).testWebhook, admin: true, exact: true},
+		"webhooks":    {get: (*request).webhooks, post: (*request).doWebhooks, admin: true, exact: true},
 	})
 	h.jobs, h.actions = newJobs(h.opts.Clock), actions()
 	h.streams, h.streamsEnd = make(chan struct{}, maxStreams), make(chan struct{})

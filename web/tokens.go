@@ -43,17 +43,20 @@ func (q *request) showTokens(status int, d *manage.TokensPage) (err error) {
 
 // toRevoke returns what a revocation would revoke.
 func (q *request) toRevoke(which string) (*manage.Revocation, error) {
-	d := &manage.Revocation{Which: which}
-	var err error
-	d.Tokens, err = manage.ListTokens(q.ctx(), q.h.opts.System.Tokens, q.h.opts.Clock(), which)
-	if err == nil && len(d.Tokens) == 0 {
+	d, err := manage.ToRevoke(q.ctx(), q.h.opts.System.Tokens, q.h.opts.Clock(), which)
+	if err == nil && d == nil {
 		err = notFound("There is no such API token any more.")
 	}
-	if err != nil {
-		return nil, err
+	return d, err
+}
+
+// parseForm reads the form of a page for administrators.
+func (q *request) parseForm() error {
+	q.r.Body = http.MaxBytesReader(q.w, q.r.Body, maxForm)
+	if err := q.r.ParseForm(); err != nil {
+		return &problem{status: http.StatusBadRequest, text: "The form could not be read.", err: err}
 	}
-	d.Robot = d.Tokens[0].ID != which
-	return d, nil
+	return nil
 }
 
 // doTokens creates a token or revokes some.
@@ -61,9 +64,8 @@ func (q *request) doTokens() error {
 	if q.h.opts.System.Tokens == nil {
 		return noTokens()
 	}
-	q.r.Body = http.MaxBytesReader(q.w, q.r.Body, maxForm)
-	if err := q.r.ParseForm(); err != nil {
-		return &problem{status: http.StatusBadRequest, text: "The form could not be read.", err: err}
+	if err := q.parseForm(); err != nil {
+		return err
 	}
 	switch q.r.PostForm.Get("do") {
 	case "create":
@@ -85,11 +87,7 @@ func (q *request) createToken() error {
 	if err := auth.CheckAPIToken(f.Robot, f.Permits(), lifetime); err != nil {
 		return q.showTokens(http.StatusBadRequest, &manage.TokensPage{Form: f, Problem: "Nothing was created: " + err.Error() + "."})
 	}
-	creator := ""
-	if !q.id.Anonymous() {
-		creator = q.id.Name
-	}
-	t, secret, err := q.h.opts.System.Tokens.Create(q.ctx(), f.Robot, f.Permits(), lifetime, creator)
+	t, secret, err := q.h.opts.System.Tokens.Create(q.ctx(), f.Robot, f.Permits(), lifetime, q.user())
 	if err != nil {
 		q.record("admin", "failure", "create token", "", f.Robot)
 		return err

@@ -1,34 +1,45 @@
 package web
 
 import (
+	"errors"
 	"net/http"
 
+	"example.org/slipway/registry/notify"
 	"example.org/slipway/web/manage"
 )
 
 // webhooks shows the webhooks.
-func (q *request) webhooks() error { return q.showWebhooks(&manage.WebhooksPage{}) }
-
-func (q *request) showWebhooks(d *manage.WebhooksPage) (err error) {
-	if d.Webhooks, err = q.h.opts.System.Webhooks.Webhooks(q.ctx()); err != nil {
-		return err
-	}
-	q.show(http.StatusOK, "webhooks", "Webhooks", d)
-	return nil
+func (q *request) webhooks() error {
+	return q.showWebhooks(http.StatusOK, manage.AskedWebhooks(q.r.URL.Query()))
 }
 
-// testWebhook sends a webhook an event.
-func (q *request) testWebhook() error {
-	q.r.Body = http.MaxBytesReader(q.w, q.r.Body, maxForm)
-	name := q.r.PostFormValue("test")
-	res, err := q.h.opts.System.Webhooks.TestWebhook(q.ctx(), name)
-	if err != nil {
-		return notFound("There is no such webhook.")
+func (q *request) showWebhooks(status int, d *manage.WebhooksPage) error {
+	err := d.Fill(q.ctx(), q.h.opts.System.Webhooks)
+	if err == nil {
+		q.show(status, "webhooks", "Webhooks", d)
 	}
-	outcome := "success"
-	if res.Error != "" {
-		outcome = "failure"
+	return noWebhook(err)
+}
+
+// doWebhooks tests or changes a webhook.
+func (q *request) doWebhooks() error {
+	if err := q.parseForm(); err != nil {
+		return err
 	}
-	q.record("admin", outcome, "test webhook", "", name)
-	return q.showWebhooks(&manage.WebhooksPage{Tested: name, Result: &res})
+	d := manage.DoWebhook(q.ctx(), q.h.opts.System.Webhooks, q.r.PostForm, q.user())
+	q.record("admin", d.Outcome(), d.Verb+" webhook", "", d.Name)
+	if status, page := d.Page(); page != nil {
+		return q.showWebhooks(status, page)
+	}
+	if d.Err == nil {
+		http.Redirect(q.w, q.r, q.h.opts.Prefix+Root+"webhooks?"+d.Query(), http.StatusSeeOther)
+	}
+	return noWebhook(d.Err)
+}
+
+func noWebhook(err error) error {
+	if errors.Is(err, notify.ErrNoWebhook) {
+		return notFound("There is no such webhook, or it is in the configuration.")
+	}
+	return err
 }

@@ -6,13 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
 
+	"example.org/slipway/internal/reach"
 	"example.org/slipway/oci/wire"
 )
 
@@ -29,19 +33,78 @@ const (
 
 // endpoint is a webhook.
 type endpoint struct {
-	cfg    Endpoint
+	cfg Endpoint
+	// queue is the name of its queues and of its turn.
+	queue string
+	// hook and match are nil if the endpoint is from the configuration. match reports
+	// whether it is told of a repository.
+	hook   *Webhook
+	match  func(repo string) bool
 	client *http.Client
 	wake   chan struct{} // holds a value when something may be queued
 	// outcomes are of deliveries; tests do not count.
-	outcomes outcomes
+	outcomes *outcomes
 }
 
 func newEndpoint(cfg Endpoint, transport http.RoundTripper) *endpoint {
 	return &endpoint{
-		cfg:    cfg,
-		client: &http.Client{Transport: transport, CheckRedirect: checkRedirect},
-		wake:   make(chan struct{}, 1),
+		cfg:      cfg,
+		queue:    cfg.Name,
+		client:   &http.Client{Transport: transport, CheckRedirect: checkRedirect},
+		wake:     make(chan struct{}, 1),
+		outcomes: &outcomes{},
 	}
+}
+
+// wants reports whether an event is to be delivered.
+func (e *endpoint) wants(ev Event) bool {
+	if e.hook == nil {
+		return e.cfg.wants(ev)
+	}
+	return !e.hook.Paused && !ev.Blob && slices.Contains(e.hook.Events, ev.Action) && e.match(ev.Repo)
+}
+
+// newTransport returns a transport. control checks the addresses that it connects to; it
+// may be nil.
+func newTransport(control func(ctx context.Context, network, address string, c syscall.RawConn) error) *http.Transport {
+	d := &net.Dialer{Timeout: 30 * time.Second, ControlContext: control}
+	return &http.Transport{
+		Proxy:               http.ProxyFromEnvironment,
+		DialContext:         d.DialContext,
+		ForceAttemptHTTP2:   true,
+		MaxIdleConnsPerHost: 2,
+		IdleConnTimeout:     90 * time.Second,
+		TLSHandshakeTimeout: 10 * time.Second,
+	}
+}
+
+// guardedTransport sends requests only to where a guard lets it.
+type guardedTransport struct {
+	guard *reach.Guard
+	// A request that a proxy takes does not connect to its host. The proxy itself may have
+	// any address, because the operator has chosen it.
+	direct, proxied *http.Transport
+}
+
+func newGuardedTransport(g *reach.Guard) *guardedTransport {
+	t := &guardedTransport{g, newTransport(g.Control), newTransport(nil)}
+	t.direct.Proxy = nil
+	return t
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t *guardedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
+	if err := t.guard.CheckURL(req.URL); err != nil {
+		return nil, err
+	}
+	proxy, err := http.ProxyFromEnvironment(req)
+	if err != nil {
+		return nil, err
+	}
+	if proxy != nil {
+		return t.proxied.RoundTrip(req)
+	}
+	return t.direct.RoundTrip(req)
 }
 
 // checkRedirect follows redirects that keep the method and the host. Other redirects
@@ -121,7 +184,7 @@ func (w *worker) wait(ctx context.Context) {
 // forgets what was read, because another process delivers it.
 func (w *worker) readDurable(ctx context.Context) error {
 	if turn := w.n.o.Turn; turn != nil {
-		mine, err := turn(ctx, w.ep.cfg.Name)
+		mine, err := turn(ctx, w.ep.queue)
 		if err != nil || !mine {
 			w.durable, w.refused = nil, 0
 			return err
@@ -134,7 +197,7 @@ func (w *worker) readDurable(ctx context.Context) error {
 
 // leave counts the pulls that are lost when the process ends.
 func (w *worker) leave() {
-	lost, _ := w.n.pulls.Len(context.Background(), w.ep.cfg.Name) // RAM does not fail
+	lost, _ := w.n.pulls.Len(context.Background(), w.ep.queue) // RAM does not fail
 	if lost > 0 {
 		w.n.o.Logger.Info("pull notifications wait for the next run, or are lost with the process", "endpoint", w.ep.cfg.Name, "events", lost)
 	}
@@ -165,7 +228,7 @@ func (w *worker) refill(ctx context.Context, have []queued, from Queue) ([]queue
 		return have, nil
 	}
 	for {
-		items, err := from.Next(ctx, w.ep.cfg.Name, batch)
+		items, err := from.Next(ctx, w.ep.queue, batch)
 		if err != nil {
 			return nil, err
 		}
@@ -177,7 +240,7 @@ func (w *worker) refill(ctx context.Context, have []queued, from Queue) ([]queue
 			}
 			w.n.metrics.event(typeDropped, w.ep.cfg.Name)
 			w.n.o.Logger.ErrorContext(ctx, "notification is dropped", "endpoint", w.ep.cfg.Name, "err", err)
-			if err := from.Delete(ctx, w.ep.cfg.Name, it.ID); err != nil {
+			if err := from.Delete(ctx, w.ep.queue, it.ID); err != nil {
 				return nil, err
 			}
 		}
@@ -261,7 +324,7 @@ func (w *worker) done(ctx context.Context, q queued) {
 	for {
 		// The event was delivered. That is recorded even if ctx has ended.
 		noted, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.ep.cfg.Timeout)
-		err := q.from.Delete(noted, w.ep.cfg.Name, q.item.ID)
+		err := q.from.Delete(noted, w.ep.queue, q.item.ID)
 		cancel()
 		if err == nil {
 			return

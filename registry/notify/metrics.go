@@ -20,11 +20,12 @@ const (
 	typeDropped   = "Dropped"   // lost: queue of pulls full, refused permanently, unreadable
 )
 
-// metrics are the collectors. The label endpoint only has names from the configuration.
+// metrics are the collectors. The label endpoint has the names of endpoints, of which
+// administrators add at most maxWebhooks.
 type metrics struct {
-	events *prometheus.CounterVec
-	status *prometheus.CounterVec
-	gauges []prometheus.Collector
+	events  *prometheus.CounterVec
+	status  *prometheus.CounterVec
+	pending prometheus.Collector
 }
 
 func newMetrics() *metrics {
@@ -40,23 +41,41 @@ func newMetrics() *metrics {
 	}
 }
 
-// pending adds a gauge for each endpoint. The gauge asks the queues.
-func (m *metrics) pending(n *Notifier) {
-	for _, ep := range n.endpoints {
-		m.gauges = append(m.gauges, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name:        "registry_notifications_pending_total",
-			Help:        "The gauge of pending events in queue",
-			ConstLabels: prometheus.Labels{"endpoint": ep.cfg.Name},
-		}, func() float64 {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-			defer cancel()
-			durable, err := n.queue.Len(ctx, ep.cfg.Name)
-			if err != nil {
-				return math.NaN()
-			}
-			pulls, _ := n.pulls.Len(ctx, ep.cfg.Name) // RAM does not fail
-			return float64(durable + pulls)
-		}))
+// forget removes what was counted for an endpoint that is gone.
+func (m *metrics) forget(endpoint string) {
+	for _, v := range []*prometheus.CounterVec{m.events, m.status} {
+		v.DeletePartialMatch(prometheus.Labels{"endpoint": endpoint})
+	}
+}
+
+// pending is a gauge for each endpoint. It asks the queues.
+type pending struct {
+	n    *Notifier
+	desc *prometheus.Desc
+}
+
+func newPending(n *Notifier) pending {
+	return pending{n, prometheus.NewDesc("registry_notifications_pending_total", "The gauge of pending events in queue", []string{"endpoint"}, nil)}
+}
+
+// Describe implements prometheus.Collector.
+func (p pending) Describe(ch chan<- *prometheus.Desc) { ch <- p.desc }
+
+// Collect implements prometheus.Collector.
+func (p pending) Collect(ch chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	counts := map[string]float64{}
+	for _, ep := range p.n.current() {
+		n, err := p.n.waiting(ctx, ep)
+		if err != nil {
+			counts[ep.cfg.Name] = math.NaN()
+			continue
+		}
+		counts[ep.cfg.Name] += float64(n)
+	}
+	for name, n := range counts {
+		ch <- prometheus.MustNewConstMetric(p.desc, prometheus.GaugeValue, n, name)
 	}
 }
 
@@ -68,5 +87,5 @@ func (m *metrics) answered(status int, endpoint string) {
 }
 
 func (m *metrics) all() []prometheus.Collector {
-	return append([]prometheus.Collector{m.events, m.status}, m.gauges...)
+	return []prometheus.Collector{m.events, m.status, m.pending}
 }

@@ -11,8 +11,12 @@
 // published. An endpoint that is down or slow delays neither Publish nor the other
 // endpoints.
 //
-// The package does not decide where events come from or how the durable queue is stored.
-// The URLs of webhooks come from the configuration only.
+// Endpoints come from the configuration, and do not change. A [Webhook] is managed while
+// the registry runs. Its URL is chosen by an administrator and not by who configures the
+// machine, so it is asked only at public addresses and in Options.Networks.
+//
+// The package does not decide where events come from or how the durable queue and the
+// webhooks are stored.
 package notify
 
 import (
@@ -22,12 +26,14 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"example.org/slipway/internal/reach"
 	"example.org/slipway/oci"
 )
 
@@ -95,6 +101,14 @@ type Options struct {
 	// Logger gets a line if an endpoint goes down or comes back, and for each lost event;
 	// nil discards the lines.
 	Logger *slog.Logger
+	// Store has the webhooks that are managed while the registry runs. nil means that
+	// there are none, and that none can be added.
+	Store Store
+	// Networks are the networks in which managed webhooks may be, besides public addresses.
+	Networks []netip.Prefix
+	// RefreshEvery is how often Run reads the managed webhooks again. 0 means never, if no
+	// other process changes them.
+	RefreshEvery time.Duration
 	// Now is the clock for Event.Time; nil means time.Now.
 	Now func() time.Time
 }
@@ -107,19 +121,31 @@ const (
 
 // Notifier delivers events. It is safe for concurrent use.
 type Notifier struct {
-	o         Options
-	queue     Queue
-	pulls     *MemQueue
-	endpoints []*endpoint
+	o     Options
+	queue Queue
+	pulls *MemQueue
+	// endpoints are those of the configuration, fixed in number, and then the managed
+	// ones, ordered by name. The list is replaced as a whole.
+	endpoints atomic.Pointer[[]*endpoint]
+	fixed     int
+	names     map[string]bool // of the configuration, with the disabled ones
 	metrics   *metrics
 	own       *http.Transport // nil if the caller's transport is used
-	running   atomic.Bool
+	// guard and guarded are for managed webhooks.
+	guard   *reach.Guard
+	guarded *guardedTransport
+	running atomic.Bool
+	// staffed holds a value when endpoints has changed.
+	staffed chan struct{}
+	// changing is held while the stored webhooks or endpoints are changed.
+	changing sync.Mutex
 }
 
 // New returns a notifier for the endpoints that are not disabled. queue holds the events
-// that must not be lost. Nothing is delivered before Run.
+// that must not be lost. Nothing is delivered before Run, and managed webhooks are not
+// known before Refresh.
 func New(endpoints []Endpoint, queue Queue, o *Options) (*Notifier, error) {
-	n := &Notifier{queue: queue, metrics: newMetrics()}
+	n := &Notifier{queue: queue, metrics: newMetrics(), names: map[string]bool{}, staffed: make(chan struct{}, 1)}
 	if o != nil {
 		n.o = *o
 	}
@@ -138,32 +164,37 @@ func New(endpoints []Endpoint, queue Queue, o *Options) (*Notifier, error) {
 	n.pulls = NewMemQueue(n.o.PullQueue)
 	transport := n.o.Transport
 	if transport == nil {
-		n.own = &http.Transport{
-			Proxy:               http.ProxyFromEnvironment,
-			ForceAttemptHTTP2:   true,
-			MaxIdleConnsPerHost: 2,
-			IdleConnTimeout:     90 * time.Second,
-			TLSHandshakeTimeout: 10 * time.Second,
-		}
+		n.own = newTransport(nil)
 		transport = n.own
 	}
-	names := make(map[string]bool)
+	n.guard = &reach.Guard{Allow: n.o.Networks, Rule: guardRule}
+	n.guarded = newGuardedTransport(n.guard)
+	var list []*endpoint
 	for i, cfg := range endpoints {
 		if err := cfg.check(); err != nil {
 			return nil, fmt.Errorf("notification endpoint %d %q: %w", i, cfg.Name, err)
 		}
-		if names[cfg.Name] {
+		if n.names[cfg.Name] {
 			return nil, fmt.Errorf("notification endpoint %d: the name %q is taken", i, cfg.Name)
 		}
-		names[cfg.Name] = true
+		n.names[cfg.Name] = true
 		if cfg.Disabled {
 			continue
 		}
-		n.endpoints = append(n.endpoints, newEndpoint(cfg, transport))
+		list = append(list, newEndpoint(cfg, transport))
 	}
-	n.metrics.pending(n)
+	n.fixed = len(list)
+	n.endpoints.Store(&list)
+	n.metrics.pending = newPending(n)
 	return n, nil
 }
+
+// current returns the endpoints. The caller must not change the list.
+func (n *Notifier) current() []*endpoint { return *n.endpoints.Load() }
+
+// Active reports whether there is anybody to tell. Events need not be published while
+// there is not.
+func (n *Notifier) Active() bool { return len(n.current()) > 0 }
 
 // Publish queues an event for every endpoint that wants it. It returns an error if a
 // durable queue could not take the event. A pull is dropped and counted if its queue is
@@ -174,8 +205,8 @@ func (n *Notifier) Publish(ctx context.Context, e Event) error {
 	}
 	var payload []byte
 	var errs []error
-	for _, ep := range n.endpoints {
-		if !ep.cfg.wants(e) {
+	for _, ep := range n.current() {
+		if !ep.wants(e) {
 			continue
 		}
 		if payload == nil {
@@ -186,10 +217,10 @@ func (n *Notifier) Publish(ctx context.Context, e Event) error {
 		}
 		n.metrics.event(typeEvents, ep.cfg.Name)
 		if e.Action == ActionPull {
-			if err := n.pulls.Append(ctx, ep.cfg.Name, payload); err != nil {
+			if err := n.pulls.Append(ctx, ep.queue, payload); err != nil {
 				n.metrics.event(typeDropped, ep.cfg.Name)
 			}
-		} else if err := n.queue.Append(ctx, ep.cfg.Name, payload); err != nil {
+		} else if err := n.queue.Append(ctx, ep.queue, payload); err != nil {
 			n.metrics.event(typeErrors, ep.cfg.Name)
 			errs = append(errs, fmt.Errorf("publish event to %s: %w", ep.cfg.Name, err))
 		}
@@ -239,16 +270,87 @@ func (n *Notifier) Run(ctx context.Context) error {
 		return errors.New("the notifier is running already")
 	}
 	defer n.running.Store(false)
+	var refresh <-chan time.Time
+	if n.o.RefreshEvery > 0 {
+		t := time.NewTicker(n.o.RefreshEvery)
+		defer t.Stop()
+		refresh = t.C
+	}
 	var wg sync.WaitGroup
-	for _, ep := range n.endpoints {
-		wg.Go(func() { (&worker{n: n, ep: ep}).run(ctx) })
+	workers := map[string]*running{}
+	for ctx.Err() == nil {
+		n.staff(ctx, workers, &wg)
+		select {
+		case <-n.staffed:
+		case <-refresh:
+			if err := n.Refresh(ctx); err != nil && ctx.Err() == nil {
+				n.o.Logger.WarnContext(ctx, "webhooks cannot be read again; it is tried again", "err", err)
+			}
+		case <-ctx.Done():
+		}
 	}
 	wg.Wait()
-	<-ctx.Done() // waits even if there are no endpoints
-	if n.own != nil {
-		n.own.CloseIdleConnections()
+	for _, t := range []*http.Transport{n.own, n.guarded.direct, n.guarded.proxied} {
+		if t != nil {
+			t.CloseIdleConnections()
+		}
 	}
 	return nil
+}
+
+// running is a worker that was started.
+type running struct {
+	ep     *endpoint
+	cancel context.CancelFunc
+	done   chan struct{} // closed at its end
+}
+
+// staff ends the workers of endpoints that are gone, paused or changed, and starts those
+// that are missing. workers are by queue. A queue never has two workers at once, because
+// its events are delivered in order.
+func (n *Notifier) staff(ctx context.Context, workers map[string]*running, wg *sync.WaitGroup) {
+	wanted := map[string]*endpoint{}
+	for _, ep := range n.current() {
+		if ep.hook == nil || !ep.hook.Paused {
+			wanted[ep.queue] = ep
+		}
+	}
+	for key, r := range workers {
+		if wanted[key] != r.ep {
+			r.cancel()
+		}
+	}
+	for key, ep := range wanted {
+		before := workers[key]
+		if before != nil && before.ep == ep && before.running() {
+			continue
+		}
+		own, cancel := context.WithCancel(ctx)
+		r := &running{ep, cancel, make(chan struct{})}
+		workers[key] = r
+		wg.Go(func() {
+			defer close(r.done)
+			defer cancel()
+			if before != nil {
+				<-before.done
+			}
+			(&worker{n: n, ep: ep}).run(own)
+		})
+	}
+	for key, r := range workers {
+		if wanted[key] == nil && !r.running() {
+			delete(workers, key)
+		}
+	}
+}
+
+func (r *running) running() bool {
+	select {
+	case <-r.done:
+		return false
+	default:
+		return true
+	}
 }
 
 // Metrics returns the notifier's collectors.

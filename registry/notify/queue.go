@@ -94,3 +94,10 @@ func (q *MemQueue) Len(_ context.Context, endpoint string) (int, error) {
 	defer q.mu.Unlock()
 	return len(q.byEP[endpoint]), nil
 }
+
+// forget removes everything of an endpoint.
+func (q *MemQueue) forget(endpoint string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	delete(q.byEP, endpoint)
+}

@@ -24,6 +24,14 @@ type EndpointStatus struct {
 	Succeeded time.Time `json:"succeeded,omitzero"`
 	Failed    time.Time `json:"failed,omitzero"`
 	Error     string    `json:"error,omitempty"`
+	// Managed reports whether it can be changed while the registry runs. What follows is
+	// set only then.
+	Managed      bool      `json:"managed"`
+	Paused       bool      `json:"paused,omitempty"`
+	Events       []Action  `json:"events,omitempty"`
+	Repositories []string  `json:"repositories,omitempty"`
+	Creator      string    `json:"creator,omitempty"`
+	Created      time.Time `json:"created,omitzero"`
 }
 
 // TestResult is what a webhook answered to a test.
@@ -53,27 +61,46 @@ func (o *outcomes) note(at time.Time, err error) {
 	o.failures, o.failed, o.err = o.failures+1, at, err.Error()
 }
 
-// Status returns the state of each endpoint, in the order of the configuration.
+// Status returns the state of each endpoint: first those of the configuration, in its
+// order, and then the managed ones, ordered by name.
 func (n *Notifier) Status(ctx context.Context) ([]EndpointStatus, error) {
 	list := []EndpointStatus{}
-	for _, ep := range n.endpoints {
-		st := EndpointStatus{Name: ep.cfg.Name, Format: ep.cfg.Format, Signed: ep.cfg.Secret != ""}
-		if u, err := url.Parse(ep.cfg.URL); err == nil {
-			st.To = u.Scheme + "://" + u.Host
+	for _, ep := range n.current() {
+		st, err := n.status(ctx, ep)
+		if err != nil {
+			return nil, err
 		}
-		for _, q := range []Queue{n.queue, n.pulls} {
-			k, err := q.Len(ctx, ep.cfg.Name)
-			if err != nil {
-				return nil, fmt.Errorf("count the events that wait for endpoint %s: %w", ep.cfg.Name, err)
-			}
-			st.Waiting += k
-		}
-		ep.outcomes.mu.Lock()
-		st.Failures, st.Succeeded, st.Failed, st.Error = ep.outcomes.failures, ep.outcomes.succeeded, ep.outcomes.failed, ep.outcomes.err
-		ep.outcomes.mu.Unlock()
 		list = append(list, st)
 	}
 	return list, nil
+}
+
+func (n *Notifier) status(ctx context.Context, ep *endpoint) (EndpointStatus, error) {
+	st := EndpointStatus{Name: ep.cfg.Name, Format: ep.cfg.Format, Signed: ep.cfg.Secret != ""}
+	if u, err := url.Parse(ep.cfg.URL); err == nil {
+		st.To = u.Scheme + "://" + u.Host
+	}
+	if h := ep.hook; h != nil {
+		st.Managed, st.Paused, st.Events, st.Repositories, st.Creator, st.Created = true, h.Paused, h.Events, h.Repositories, h.Creator, h.Created
+	}
+	var err error
+	if st.Waiting, err = n.waiting(ctx, ep); err != nil {
+		return st, fmt.Errorf("count the events that wait for endpoint %s: %w", ep.cfg.Name, err)
+	}
+	ep.outcomes.mu.Lock()
+	defer ep.outcomes.mu.Unlock()
+	st.Failures, st.Succeeded, st.Failed, st.Error = ep.outcomes.failures, ep.outcomes.succeeded, ep.outcomes.failed, ep.outcomes.err
+	return st, nil
+}
+
+// waiting returns how many events wait for an endpoint.
+func (n *Notifier) waiting(ctx context.Context, ep *endpoint) (int, error) {
+	durable, err := n.queue.Len(ctx, ep.queue)
+	if err != nil {
+		return 0, err
+	}
+	pulls, err := n.pulls.Len(ctx, ep.queue)
+	return durable + pulls, err
 }
 
 // TestRepo is the repository of the event that Test sends.
@@ -82,7 +109,7 @@ const TestRepo = "slipway/webhook-test"
 // Test sends an endpoint an event of a push that did not happen, to TestRepo, past its
 // queue and whatever it ignores. ok is false if there is no such endpoint.
 func (n *Notifier) Test(ctx context.Context, name string) (r TestResult, ok bool) {
-	for _, ep := range n.endpoints {
+	for _, ep := range n.current() {
 		if ep.cfg.Name != name {
 			continue
 		}

@@ -122,9 +122,9 @@ type Options struct {
 	// RequestsPerSecond and Burst limit each client address; 0: no limit.
 	RequestsPerSecond float64
 	Burst             int
-	// WithActor puts the client's identity into the context of reads too, for pull
-	// events.
-	WithActor bool
+	// WithActor reports whether the client's identity goes into the context of reads
+	// too, for pull events. nil means that it never does.
+	WithActor func() bool
 	// MaxUploadsPerClient bounds the concurrent uploads of one address; 0: no limit.
 	MaxUploadsPerClient int
 	// TrustedProxies are the peers whose X-Forwarded-For is believed. The client is then
@@ -369,7 +369,7 @@ func (s *Server) serve(q *request) error {
 			return err
 		}
 	}
-	if h.writes || s.opts.WithActor {
+	if h.writes || s.opts.WithActor != nil && s.opts.WithActor() {
 		s.setActor(q)
 	}
 	return s.orAbsent(q, h.serve(s, q))

@@ -97,15 +97,17 @@ func (s *tasks) handleTokens(mux *http.ServeMux) {
 	})))
 }
 
-// tokens returns the tasks of the data root that this process has opened. The caller
-// calls done.
-func (a *Admin) tokens() (t tokenTasks, done func() error, err error) {
-	t = tokenTasks{root: a.local, accepted: true}
+// audited does work on the data root that this process has opened, with its audit log,
+// which is nil if there is none.
+func (a *Admin) audited(do func(*auth.AuditLog) error) error {
 	if a.cfg.Log.Audit.File == "" {
-		return t, func() error { return nil }, nil
+		return do(nil)
 	}
-	t.audit, err = auth.OpenAuditLog(a.cfg.Log.Audit.File, nil)
-	return t, t.audit.Close, err
+	audit, err := auth.OpenAuditLog(a.cfg.Log.Audit.File, nil)
+	if err != nil {
+		return err
+	}
+	return errors.Join(do(audit), audit.Close())
 }
 
 // CreateToken creates an API token of a robot.
@@ -113,12 +115,11 @@ func (a *Admin) CreateToken(ctx context.Context, args dataroot.CreateTokenArgs) 
 	if a.local == nil {
 		return askServer[dataroot.CreateTokenArgs, dataroot.CreatedToken](ctx, a, "token-create", args, nil)
 	}
-	t, done, err := a.tokens()
-	if err != nil {
-		return c, err
-	}
-	c, err = t.create(ctx, args)
-	return c, errors.Join(err, done())
+	err = a.audited(func(audit *auth.AuditLog) error {
+		c, err = tokenTasks{a.local, audit, true}.create(ctx, args)
+		return err
+	})
+	return c, err
 }
 
 // Tokens lists the API tokens.
@@ -134,10 +135,9 @@ func (a *Admin) RevokeTokens(ctx context.Context, args RevokeArgs) (rep TokensRe
 	if a.local == nil {
 		return askServer[RevokeArgs, TokensReport](ctx, a, "token-revoke", args, nil)
 	}
-	t, done, err := a.tokens()
-	if err != nil {
-		return rep, err
-	}
-	rep, err = t.revoke(ctx, args)
-	return rep, errors.Join(err, done())
+	err = a.audited(func(audit *auth.AuditLog) error {
+		rep, err = tokenTasks{a.local, audit, true}.revoke(ctx, args)
+		return err
+	})
+	return rep, err
 }

@@ -9,73 +9,52 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"example.org/slipway/config"
 	"example.org/slipway/registry"
 	"example.org/slipway/registry/catalog"
+	"example.org/slipway/registry/catalog/webhookfacts"
 	"example.org/slipway/registry/notify"
 )
 
-// notifier passes the registry's events to the configured webhooks. Without webhooks it
-// does nothing.
+// notifier passes the registry's events to the webhooks.
 type notifier struct {
-	cfg *config.Config
-	log *slog.Logger
-	n   *notify.Notifier
+	n *notify.Notifier
 	// turns is nil if no other process delivers from the same queue.
 	turns *turns
 }
 
-// enabled reports whether any endpoint is configured to receive events.
-func (n *notifier) enabled() bool {
-	for _, e := range n.cfg.Notifications.Endpoints {
-		if !e.Disabled {
-			return true
-		}
-	}
-	return false
-}
+// webhooksEvery is how often a server looks for webhooks that other servers with its
+// catalogue have changed.
+const webhooksEvery = 2 * time.Second
 
-// hook returns the function that the registry calls for each event, or nil.
-func (n *notifier) hook() func(context.Context, registry.Event) error {
-	if !n.enabled() {
-		return nil
-	}
-	return n.publish
-}
-
-// start creates the notifier on the catalogue's queue. It is called before the first
-// request.
-func (n *notifier) start(cat *catalog.Catalog) (err error) {
-	if !n.enabled() {
-		return nil
-	}
+// openNotifier creates the notifier on the catalogue's queue.
+func openNotifier(ctx context.Context, cfg *config.Config, cat *catalog.Catalog, log *slog.Logger) (*notifier, error) {
 	host, _ := os.Hostname() // only a label in events
-	external := config.NoSlash(n.cfg.HTTP.Host)
+	external := config.NoSlash(cfg.HTTP.Host)
 	if external != "" {
-		external += config.NoSlash(n.cfg.HTTP.Prefix)
+		external += config.NoSlash(cfg.HTTP.Prefix)
 	}
 	o := &notify.Options{
-		ExternalURL: external, Addr: host, Logger: n.log,
-		IncludeReferences: n.cfg.Notifications.Events.IncludeReferences,
+		ExternalURL: external, Addr: host, Logger: log,
+		IncludeReferences: cfg.Notifications.Events.IncludeReferences,
+		Store:             webhookStore{webhookfacts.New(cat.DB)}, Networks: cfg.Notifications.AllowedNetworks(),
 	}
+	n := &notifier{}
 	if cat.DB.Shared() {
 		n.turns = &turns{cat: cat, owner: rand.Text(), until: map[string]time.Time{}, theirs: map[string]time.Time{}}
-		o.Turn = n.turns.mine
+		o.Turn, o.RefreshEvery = n.turns.mine, webhooksEvery
 	}
-	n.n, err = notify.New(n.cfg.Notifications.Endpoints, queue{cat}, o)
+	var err error
+	if n.n, err = notify.New(cfg.Notifications.Endpoints, queue{cat}, o); err == nil {
+		err = n.n.Refresh(ctx)
+	}
 	if err != nil {
-		return fmt.Errorf("notifications: %w", err)
+		return nil, fmt.Errorf("notifications: %w", err)
 	}
-	return nil
+	return n, nil
 }
 
 func (n *notifier) run(ctx context.Context) error {
-	if n.n == nil {
-		<-ctx.Done()
-		return nil
-	}
 	err := n.n.Run(ctx)
 	if n.turns != nil {
 		n.turns.end(context.WithoutCancel(ctx))
@@ -83,14 +62,10 @@ func (n *notifier) run(ctx context.Context) error {
 	return err
 }
 
-func (n *notifier) metrics() []prometheus.Collector {
-	if n.n == nil {
+func (n *notifier) publish(ctx context.Context, e registry.Event) error {
+	if !n.n.Active() {
 		return nil
 	}
-	return n.n.Metrics()
-}
-
-func (n *notifier) publish(ctx context.Context, e registry.Event) error {
 	return n.n.Publish(ctx, notify.Event{
 		Time: e.Time, Action: notify.Action(e.Action), Repo: e.Repo, FromRepo: e.FromRepo, Tag: e.Tag,
 		Blob: e.Blob, Digest: e.Descriptor.Digest, MediaType: e.Descriptor.MediaType,
@@ -174,23 +149,4 @@ func (q queue) Delete(ctx context.Context, endpoint string, ids ...int64) error 
 
 func (q queue) Len(ctx context.Context, endpoint string) (int, error) {
 	return q.cat.Queue.Len(ctx, queueName(endpoint))
-}
-
-// Webhooks returns the state of the webhooks that are not disabled.
-func (r *Root) Webhooks(ctx context.Context) ([]notify.EndpointStatus, error) {
-	if r.notifier.n == nil {
-		return []notify.EndpointStatus{}, nil
-	}
-	return r.notifier.n.Status(ctx)
-}
-
-// TestWebhook sends a webhook an event of a push that did not happen. An error says that
-// there is no such webhook; the result says what the webhook answered.
-func (r *Root) TestWebhook(ctx context.Context, name string) (notify.TestResult, error) {
-	if r.notifier.n != nil {
-		if res, ok := r.notifier.n.Test(ctx, name); ok {
-			return res, nil
-		}
-	}
-	return notify.TestResult{}, fmt.Errorf("no webhook is called %.80q; notifications.endpoints of the configuration has those that there are", name)
 }

@@ -60,10 +60,7 @@ const tagChanges = 100
 
 // publish passes an event to the webhooks and to replication.
 func (r *Root) publish(ctx context.Context, e registry.Event) error {
-	var err error
-	if r.Notify != nil {
-		err = r.Notify(ctx, e)
-	}
+	err := r.Notify(ctx, e)
 	if e.Blob || e.Mirrored || e.Action == registry.ActionPull {
 		return err
 	}

@@ -80,7 +80,7 @@ type Root struct {
 	IsMirror func(repo string) bool
 	// Warming keeps orders that nodes have images.
 	Warming *warming.Service
-	// Notify queues an event for the webhooks. It is nil if there are none.
+	// Notify queues an event for the webhooks.
 	Notify   func(context.Context, registry.Event) error
 	notifier *notifier
 	// Replicator copies images to and from other registries. It is nil without rules.
@@ -153,13 +153,15 @@ func Open(ctx context.Context, cfg *config.Config, o Options) (_ *Root, err erro
 	if err := r.openVolumes(); err != nil {
 		return nil, err
 	}
-	r.notifier = &notifier{cfg: cfg, log: r.log}
-	r.Notify = r.notifier.hook()
+	if r.notifier, err = openNotifier(ctx, cfg, r.Catalog, r.log); err != nil {
+		return nil, err
+	}
+	r.Notify = r.notifier.publish
 	if err := r.openWarming(o.Enter); err != nil {
 		return nil, err
 	}
 	opts.OnEvent = warmEvents(r.Warming, volumeEvents(r.Volumes, gearEvents(r.Gear, r.publish, cfg.Notifications.Events.IncludeMirrored)))
-	opts.PullEvents = r.Notify != nil
+	opts.PullEvents = r.Notifies
 	opts.Tap = r.Gear
 	if r.Quotas, err = newQuotas(cfg.Storage.Quotas, r.Catalog, r.log); err != nil {
 		return nil, err
@@ -172,9 +174,6 @@ func Open(ctx context.Context, cfg *config.Config, o Options) (_ *Root, err erro
 	}
 	r.History = history.New(r.Catalog, r.Quotas.Registry(r.Registry), history.Options{Mirrored: r.IsMirror, Immutable: opts.Immutable})
 	if r.keeper, err = r.newKeeper(&cfg.Storage.Rebuild, o.Enter); err != nil {
-		return nil, err
-	}
-	if err := r.notifier.start(r.Catalog); err != nil {
 		return nil, err
 	}
 	return r, r.openReplication(&o)
@@ -278,7 +277,7 @@ func (r *Root) watched() oci.Registry {
 
 // Metrics returns the collectors of everything on the data root.
 func (r *Root) Metrics() []prometheus.Collector {
-	list := slices.Concat(r.Registry.Metrics(), r.Gear.Metrics(), r.recipes.Metrics(), r.Mirrors.Metrics(), r.collectors, r.notifier.metrics(), r.Warming.Metrics(), r.Replicator.Metrics(),
+	list := slices.Concat(r.Registry.Metrics(), r.Gear.Metrics(), r.recipes.Metrics(), r.Mirrors.Metrics(), r.collectors, r.notifier.n.Metrics(), r.Warming.Metrics(), r.Replicator.Metrics(),
 		[]prometheus.Collector{freeSpace(r.Dir), newLastBackup(r)}, r.Meter.Metrics())
 	if r.Volumes != nil {
 		list = append(list, r.Volumes.Metrics()...)

@@ -21,7 +21,7 @@ import (
 
 // shown returns what the web page shows of the server itself and what it can do with it.
 func (p *system) shown() web.System {
-	sys := web.System{Storage: p, Settings: p.settings, Reports: p.o.Config.Web.Reports, Hot: p.hot, Nodes: p.o.Nodes, Tokens: tokens{p.o}, Webhooks: p.o.Root, Quotas: p.o.Root.Quotas, Replication: replicates{p.o}}
+	sys := web.System{Storage: p, Settings: p.settings, Reports: p.o.Config.Web.Reports, Hot: p.hot, Nodes: p.o.Nodes, Tokens: tokens{p.o}, Webhooks: webhooks{p.o}, Quotas: p.o.Root.Quotas, Replication: replicates{p.o}}
 	if file := p.o.Config.Log.Audit.File; file != "" {
 		sys.Activity = func(ctx context.Context, f activity.Filter) (activity.Report, error) {
 			return activity.Read(ctx, file, f)
@@ -194,8 +194,8 @@ func (p *system) PruneMirrors(ctx context.Context, unused time.Duration, pattern
 }
 
 // settings returns the configuration and facts about the running program.
-func (p *system) settings() web.Settings {
-	out := web.Settings{Rules: p.o.Auth.Rules(), Started: p.began, Build: []manage.Fact{{Name: "Version", Value: p.o.Version}, {Name: "Go", Value: runtime.Version() + " " + runtime.GOOS + "/" + runtime.GOARCH}}}
+func (p *system) settings() manage.Settings {
+	out := manage.Settings{Rules: p.o.Auth.Rules(), Started: p.began, Build: []manage.Fact{{Name: "Version", Value: p.o.Version}, {Name: "Go", Value: runtime.Version() + " " + runtime.GOOS + "/" + runtime.GOARCH}}}
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, b := range info.Settings {
 			switch b.Key {
@@ -207,7 +207,7 @@ func (p *system) settings() web.Settings {
 		}
 	}
 	for _, v := range p.o.Config.Settings() {
-		out.Values = append(out.Values, web.Setting(v))
+		out.Values = append(out.Values, manage.Setting(v))
 	}
 	out.Methods = p.methods()
 	out.Listeners = p.o.Listeners()

@@ -137,3 +137,12 @@ func ListTokens(ctx context.Context, t Tokens, now time.Time, which string) (row
 	}
 	return rows, err
 }
+
+// ToRevoke returns what a revocation would revoke, or nil if that is nothing.
+func ToRevoke(ctx context.Context, t Tokens, now time.Time, which string) (*Revocation, error) {
+	rows, err := ListTokens(ctx, t, now, which)
+	if err != nil || len(rows) == 0 {
+		return nil, err
+	}
+	return &Revocation{Which: which, Robot: rows[0].ID != which, Tokens: rows}, nil
+}

@@ -16,11 +16,15 @@ import (
 func webhookCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "webhook",
-		Short: "Show the webhooks of a registry, and test them",
-		Example: `  slipway webhook ls --config /etc/slipway/config.yml
+		Short: "Manage and test the webhooks of a registry",
+		Long: `Manage and test the webhooks of a registry. Those of notifications.endpoints can only be listed
+and tested. The others are kept in the catalogue, and changes take effect at once, on other
+servers with the same catalogue after some seconds.`,
+		Example: `  slipway webhook add ci --url https://ci.example.com/hook --on push --repositories 'team/**'
+  slipway webhook ls --config /etc/slipway/config.yml
   slipway webhook test --config /etc/slipway/config.yml ci`,
 	}
-	cmd.AddCommand(webhookListCommand(), webhookTestCommand())
+	cmd.AddCommand(webhookListCommand(), webhookAddCommand(), webhookEditCommand(), webhookPauseCommand(), webhookResumeCommand(), webhookRemoveCommand(), webhookTestCommand())
 	return cmd
 }
 
@@ -51,7 +55,7 @@ func webhookListCommand() *cobra.Command {
 
 func printWebhooks(w io.Writer, list []notify.EndpointStatus) {
 	if len(list) == 0 {
-		fmt.Fprintln(w, "there are no webhooks; notifications.endpoints configures them")
+		fmt.Fprintln(w, "there are no webhooks; slipway webhook add adds one")
 		return
 	}
 	when := func(t time.Time) string {
@@ -61,16 +65,27 @@ func printWebhooks(w io.Writer, list []notify.EndpointStatus) {
 		return t.Local().Format(time.DateTime)
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "WEBHOOK\tTO\tWAITING\tDELIVERED\tFAILURES\tLAST ERROR")
+	fmt.Fprintln(t, "WEBHOOK\tSTATE\tTO\tWAITING\tDELIVERED\tFAILURES\tLAST ERROR")
 	for i := range list {
 		e := &list[i]
 		last := e.Error
 		if last != "" {
 			last = when(e.Failed) + " " + last
 		}
-		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%d\t%s\n", command.Printable(e.Name), command.Printable(e.To), e.Waiting, when(e.Succeeded), e.Failures, command.Printable(last))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%d\t%s\n", command.Printable(e.Name), webhookState(e), command.Printable(e.To), e.Waiting, when(e.Succeeded), e.Failures, command.Printable(last))
 	}
 	t.Flush()
+}
+
+// webhookState says where a webhook is kept, and whether it is paused.
+func webhookState(e *notify.EndpointStatus) string {
+	switch {
+	case !e.Managed:
+		return "configuration"
+	case e.Paused:
+		return "paused"
+	}
+	return "active"
 }
 
 func webhookTestCommand() *cobra.Command {

@@ -30,8 +30,7 @@ type storedTable struct {
 	numbered bool
 }
 
-// storedTables returns all tables except leases and writers, which are about running
-// processes.
+// storedTables returns all tables but leases and writers, which are of running processes.
 func storedTables() []storedTable {
 	table := func(name string, keys int, columns string) storedTable {
 		list := strings.Fields(columns)
@@ -66,6 +65,7 @@ func storedTables() []storedTable {
 		table("gear_profiles", 1, "digest data updated_at"),
 		table("gear_donors", 2, "repo_id digest kind data updated_at"),
 		table("api_tokens", 1, "token_id robot hash rights creator created_at expires_at used_at"),
+		table("webhooks", 1, "webhook_id name spec paused creator created_at"),
 		table("warm_orders", 1, "order_id spec cancelled created_at expires_at"),
 		table("warm_progress", 2, "order_id node state seen_at"),
 		table("volume_images", 1, "id repo manifest fs asked dropped due_at attempts failure place record referrer updated_at"),

@@ -1,4 +1,5 @@
--- Parity across packs, API tokens of robots, orders to nodes, and what tags pointed at.
+-- Parity across packs, API tokens of robots, webhooks, orders to nodes, and what tags
+-- pointed at.
 
 -- +goose Up
 -- The packs of which dropped layers consist: what checks found in them, and their parity.
@@ -54,6 +55,19 @@ CREATE TABLE api_tokens (
     used_at    BIGINT NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX api_tokens_robot ON api_tokens (robot);
+
+-- Webhooks that administrators manage while the registry runs.
+
+CREATE TABLE webhooks (
+    webhook_id TEXT PRIMARY KEY,
+    name       TEXT NOT NULL UNIQUE,
+    -- URL, secret and what it is told of, as JSON
+    spec       TEXT NOT NULL,
+    -- 1: nothing is sent
+    paused     INTEGER NOT NULL,
+    creator    TEXT NOT NULL,
+    created_at BIGINT NOT NULL
+) WITHOUT ROWID;
 
 -- Orders that nodes have an image before they start it.
 
@@ -114,6 +128,7 @@ DROP TABLE trash;
 DROP TABLE tag_history;
 DROP TABLE warm_progress;
 DROP TABLE warm_orders;
+DROP TABLE webhooks;
 DROP TABLE api_tokens;
 DROP TABLE gear_parity_packs;
 DROP TABLE gear_parity_files;
