@@ -60,8 +60,9 @@ config_md() {
 
 		## When a change takes effect
 
-		The rules in auth.access, the htpasswd file, the certificate and its key, and the client
-		authorities are read again when they change. Everything else needs a restart.
+		The rules in auth.access and in replication, the htpasswd file, the certificate and its
+		key, and the client authorities are read again when they change. Webhooks that were added
+		at the page are not in the configuration. Everything else needs a restart.
 
 		Complete files for common cases are in [deploy/examples](../deploy/examples);
 		[operating.md](operating.md) explains them.

@@ -14,9 +14,11 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/config"
 	"example.org/slipway/internal/backendtest"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/replication"
+	"example.org/slipway/serve"
 	"example.org/slipway/serve/admin"
 )
 
@@ -263,5 +265,66 @@ func TestReplicateNeedsItsRules(t *testing.T) {
 	defer done()
 	if _, err := a.Replicate(t.Context(), replication.Args{Rule: "later"}, nil); err == nil || !strings.Contains(err.Error(), "readonly") {
 		t.Errorf("a run of a registry that is read-only: got %v", err)
+	}
+}
+
+// TestReplicationReload changes the rules of a running server by its file: a rule appears,
+// changes its registry, is wrong, and goes.
+func TestReplicationReload(t *testing.T) {
+	t.Parallel()
+	one, two := start(t, setup{}), start(t, setup{})
+	file := filepath.Join(t.TempDir(), "c.yml")
+	rule := func(remote *instance) string {
+		return "replication: [{name: other, url: '" + remote.url + "', repositories: ['team/**'], on_push: true}]\n"
+	}
+	audit := filepath.Join(t.TempDir(), "audit.log")
+	write := func(yaml string) { writeFile(t, file, "log: {audit: {file: "+audit+"}}\n"+yaml) }
+	write("")
+	root := filepath.Join(t.TempDir(), "root")
+	s := start(t, setup{root: root, yaml: readFile(t, file), opts: serve.Options{ConfigFile: file, ConfigCheck: 5 * time.Millisecond,
+		Reload: func() (*config.Config, error) {
+			cfg, _, err := config.Parse(strings.NewReader("version: 0.1\n"+readFile(t, file)), nil)
+			return cfg, err
+		}}})
+	rules := func(want ...string) {
+		t.Helper()
+		poll(t, fmt.Sprintf("the rules are %q", want), func() bool {
+			a, done := openAdmin(t, s.cfg)
+			defer done()
+			list, err := a.Replication(t.Context())
+			var got []string
+			for _, st := range list {
+				got = append(got, st.Remote)
+			}
+			return err == nil && slices.Equal(got, want)
+		})
+	}
+	s.pushImage("team/app", "before", "zero")
+	write(rule(one))
+	rules(one.url)
+	d := s.pushImage("team/app", "v1", "one")
+	has(t, s, one.url, "team/app", "v1", d)
+	write(rule(two) + "# longer, so that the change is seen\n")
+	rules(two.url)
+	d = s.pushImage("team/app", "v2", "two")
+	has(t, s, two.url, "team/app", "v2", d)
+	write("replication: [{name: other, url: 'http://127.0.0.1:1', tls: {ca: /nowhere}, repositories: ['team/**'], on_push: true}]\n")
+	poll(t, "the server says what is wrong", func() bool {
+		return strings.Contains(readFile(t, audit), `"outcome":"failure"`) && strings.Contains(s.log.String(), "replication")
+	})
+	rules(two.url)
+	d = s.pushImage("team/app", "v3", "three")
+	has(t, s, two.url, "team/app", "v3", d)
+	write("")
+	rules()
+	for _, c := range []struct {
+		at     *instance
+		tag    string
+		status int
+	}{{one, "before", 404}, {one, "v2", 404}, {two, "v1", 404}, {one, "v1", 200}} {
+		c.at.want(c.status, "HEAD", "/v2/team/app/manifests/"+c.tag, "", header("Accept", oci.MediaTypeOCIManifest))
+	}
+	if log := readFile(t, audit); strings.Count(log, `"outcome":"success","action":"reload replication"`) != 3 {
+		t.Errorf("the audit log has\n%s", log)
 	}
 }

@@ -51,6 +51,17 @@ func (m *metrics) begin(rule string) {
 	}
 }
 
+// forget removes the series of a rule that is gone.
+func (m *metrics) forget(rule string) {
+	gone := prometheus.Labels{"rule": rule}
+	for _, v := range []*prometheus.CounterVec{m.runs, m.images, m.bytes} {
+		v.DeletePartialMatch(gone)
+	}
+	for _, v := range []*prometheus.GaugeVec{m.waiting, m.failing, m.lastSucceeded} {
+		v.DeletePartialMatch(gone)
+	}
+}
+
 // counted adds what was done.
 func (m *metrics) counted(rule string, c Counts) {
 	m.images.WithLabelValues(rule, "copied").Add(float64(c.Images))

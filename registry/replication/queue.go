@@ -38,7 +38,12 @@ func (w *worker) ahead(ctx context.Context) (list []queued, more bool, err error
 }
 
 // untilDue returns how long an entry still has to wait.
-func (w *worker) untilDue(it *queued) time.Duration { return w.r.left(it.Due, w.r.o.RetryMaxWait) }
+func (w *worker) untilDue(it *queued) time.Duration {
+	if w.eager {
+		return 0
+	}
+	return w.r.left(it.Due, w.r.o.RetryMaxWait)
+}
 
 // drain does what is in the queue, and returns when to look again.
 func (w *worker) drain(ctx context.Context, st *state) (wait time.Duration, err error) {

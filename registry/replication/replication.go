@@ -32,6 +32,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -171,19 +172,20 @@ const (
 // concurrently.
 type Replicator struct {
 	o       Options
-	workers []*worker
 	metrics *metrics
+
+	// list are the workers of the rules. It is replaced as a whole, while changing is held.
+	list     atomic.Pointer[[]*worker]
+	changing sync.Mutex
+	// changed holds a value when list has changed.
+	changed chan struct{}
 
 	mu sync.Mutex
 	id string
 }
 
-// New returns a replicator, or nil if there are no rules. Nothing is copied before Run,
-// except by Replicate.
+// New returns a Replicator. It connects to nothing yet.
 func New(o Options) *Replicator {
-	if len(o.Rules) == 0 {
-		return nil
-	}
 	if o.RetryWait <= 0 {
 		o.RetryWait = defaultRetryWait
 	}
@@ -199,29 +201,89 @@ func New(o Options) *Replicator {
 	if o.Mark == nil {
 		o.Mark = func(ctx context.Context) context.Context { return ctx }
 	}
-	r := &Replicator{o: o, metrics: newMetrics()}
-	for i := range o.Rules {
-		r.workers = append(r.workers, newWorker(r, &r.o.Rules[i]))
-	}
+	r := &Replicator{o: o, metrics: newMetrics(), changed: make(chan struct{}, 1)}
+	r.list.Store(&[]*worker{})
+	r.SetRules(o.Rules)
 	return r
 }
 
 // Metrics returns the collectors.
-func (r *Replicator) Metrics() []prometheus.Collector {
-	if r == nil {
-		return nil
-	}
-	return r.metrics.all()
+func (r *Replicator) Metrics() []prometheus.Collector { return r.metrics.all() }
+
+// workers returns the workers of the rules. The caller must not change the list.
+func (r *Replicator) workers() []*worker { return *r.list.Load() }
+
+func (r *Replicator) has(rule string) bool {
+	return slices.ContainsFunc(r.workers(), func(w *worker) bool { return w.rule.Name == rule })
 }
 
-// Run replicates until ctx ends.
-func (r *Replicator) Run(ctx context.Context) {
-	if r == nil {
-		return
+// SetRules replaces the rules, also while Run runs. A rule that has the name and the Remote
+// of a rule before is that rule, and goes on. What other rules are doing is broken off, as
+// when the server stops: what was copied stays, and a new rule of the same name does the
+// rest. It begins when the old one has ended, takes over its queue, and does not wait for
+// the end of pauses after failures.
+func (r *Replicator) SetRules(rules []Rule) {
+	r.changing.Lock()
+	defer r.changing.Unlock()
+	before := r.workers()
+	now := make([]*worker, 0, len(rules))
+	for _, rule := range rules {
+		i := slices.IndexFunc(before, func(w *worker) bool { return w.rule.Name == rule.Name })
+		if i >= 0 && before[i].rule.Remote == rule.Remote {
+			now = append(now, before[i])
+			continue
+		}
+		w := newWorker(r, &rule)
+		if i >= 0 {
+			w.busy, w.eager = before[i].busy, true
+		}
+		now = append(now, w)
 	}
+	r.list.Store(&now)
+	for _, w := range before {
+		if !slices.Contains(now, w) {
+			close(w.replaced)
+			r.forgetGone(w.rule.Name)
+		}
+	}
+	select {
+	case r.changed <- struct{}{}:
+	default:
+	}
+}
+
+// forgetGone removes the metrics of a rule unless there is one of that name.
+func (r *Replicator) forgetGone(rule string) {
+	if !r.has(rule) {
+		r.metrics.forget(rule)
+	}
+}
+
+// Run does what the rules say until ctx ends.
+func (r *Replicator) Run(ctx context.Context) {
 	var wg sync.WaitGroup
-	for _, w := range r.workers {
-		wg.Go(func() { w.run(ctx) })
+	started := map[*worker]bool{}
+	for ctx.Err() == nil {
+		now := r.workers()
+		for w := range started {
+			if !slices.Contains(now, w) {
+				delete(started, w)
+			}
+		}
+		for _, w := range now {
+			if started[w] {
+				continue
+			}
+			started[w] = true
+			wg.Go(func() {
+				w.run(ctx)
+				r.forgetGone(w.rule.Name)
+			})
+		}
+		select {
+		case <-r.changed:
+		case <-ctx.Done():
+		}
 	}
 	wg.Wait()
 }
@@ -242,7 +304,7 @@ func (r *Replicator) OnEvent(ctx context.Context, e Event) error {
 		return nil
 	}
 	via := ViaFrom(ctx)
-	for _, w := range r.workers {
+	for _, w := range r.workers() {
 		if !w.rule.Push || !w.rule.OnPush || e.Deleted && !w.rule.Delete || !w.rule.Referrers && e.Tag == "" && !e.Deleted {
 			continue
 		}
@@ -284,13 +346,11 @@ func (r *Replicator) sending(ctx context.Context, via []string) context.Context 
 // worker returns the worker of a rule.
 func (r *Replicator) worker(rule string) (*worker, error) {
 	var names []string
-	if r != nil {
-		for _, w := range r.workers {
-			if w.rule.Name == rule {
-				return w, nil
-			}
-			names = append(names, w.rule.Name)
+	for _, w := range r.workers() {
+		if w.rule.Name == rule {
+			return w, nil
 		}
+		names = append(names, w.rule.Name)
 	}
 	if len(names) == 0 {
 		return nil, errNoRules

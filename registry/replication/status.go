@@ -36,10 +36,7 @@ type Status struct {
 // Status returns the state of each rule.
 func (r *Replicator) Status(ctx context.Context) ([]Status, error) {
 	list := []Status{}
-	if r == nil {
-		return list, nil
-	}
-	for _, w := range r.workers {
+	for _, w := range r.workers() {
 		s, err := w.status(ctx)
 		if err != nil {
 			return nil, err
@@ -133,10 +130,7 @@ func (w *worker) patiently(ctx context.Context, f func(context.Context) error) e
 
 // Rules returns the names of the rules.
 func (r *Replicator) Rules() (names []string) {
-	if r == nil {
-		return nil
-	}
-	for _, w := range r.workers {
+	for _, w := range r.workers() {
 		names = append(names, w.rule.Name)
 	}
 	return names

@@ -18,6 +18,9 @@ var errNoRules = errors.New("nothing is replicated here; the section replication
 // errBusy says that a rule is already at work.
 var errBusy = errors.New("the rule is at work already, here or at another server; slipway replicate --status shows how far it is")
 
+// errReplaced says that work was broken off because its rule is not as it was.
+var errReplaced = errors.New("the rule was changed or removed meanwhile; what was copied stays")
+
 // state is what is kept of a rule.
 type state struct {
 	// Started and Ended are the times of the last run, and Succeeded is the end of the
@@ -63,8 +66,13 @@ type worker struct {
 	rule   *Rule
 	owner  string
 	nudges chan struct{}
-	// busy is held while the rule is at work.
-	busy sync.Mutex
+	// busy is held while the rule is at work. A rule that replaces another one shares it.
+	busy *sync.Mutex
+	// eager says that pauses after failures do not count, because the rule has changed
+	// since. It is used while busy is held.
+	eager bool
+	// replaced is closed when the rule is not in use any more.
+	replaced chan struct{}
 
 	mu sync.Mutex
 	// now is the report of the run under way, or nil.
@@ -73,7 +81,7 @@ type worker struct {
 
 func newWorker(r *Replicator, rule *Rule) *worker {
 	r.metrics.begin(rule.Name)
-	return &worker{r: r, rule: rule, owner: rand.Text(), nudges: make(chan struct{}, 1)}
+	return &worker{r: r, rule: rule, owner: rand.Text(), nudges: make(chan struct{}, 1), busy: &sync.Mutex{}, replaced: make(chan struct{})}
 }
 
 // nudge makes the worker look at its queue.
@@ -103,9 +111,11 @@ func (w *worker) enqueue(ctx context.Context, c change) error {
 const lookAgain = 30 * time.Second
 
 func (w *worker) run(ctx context.Context) {
+	w.busy.Lock() // the rule that this one replaces may still be ending
+	w.busy.Unlock()
 	for {
 		wait, err := w.step(ctx)
-		if ctx.Err() != nil {
+		if ctx.Err() != nil || errors.Is(err, errReplaced) {
 			return
 		}
 		if err != nil {
@@ -114,6 +124,8 @@ func (w *worker) run(ctx context.Context) {
 		}
 		select {
 		case <-ctx.Done():
+			return
+		case <-w.replaced:
 			return
 		case <-w.nudges:
 		case <-time.After(min(max(wait, time.Millisecond), lookAgain)):
@@ -128,6 +140,9 @@ func (w *worker) step(ctx context.Context) (wait time.Duration, err error) {
 		if err != nil {
 			return err
 		}
+		if w.eager {
+			st.Away, st.RetryAt = false, time.Time{}
+		}
 		pause := w.r.left(st.RetryAt, w.r.o.RetryMaxWait)
 		if st.Away && pause > 0 {
 			wait = pause
@@ -141,6 +156,7 @@ func (w *worker) step(ctx context.Context) (wait time.Duration, err error) {
 		// The queue does not wait for a run that fails again and again.
 		more, err := w.drain(ctx, st)
 		wait = min(wait, more)
+		w.eager = false
 		return err
 	})
 	var failed *failedError
@@ -183,6 +199,11 @@ func (w *worker) alone(ctx context.Context, f func(context.Context) error) error
 		return errBusy
 	}
 	defer w.busy.Unlock()
+	select {
+	case <-w.replaced:
+		return errReplaced
+	default:
+	}
 	if w.r.o.Enter != nil {
 		leave, err := w.r.o.Enter()
 		if err != nil {
@@ -192,26 +213,39 @@ func (w *worker) alone(ctx context.Context, f func(context.Context) error) error
 	}
 	ctx, cancel := w.untilStopped(ctx)
 	defer cancel()
-	if w.r.o.Lease == nil {
-		return f(ctx)
+	if w.r.o.Lease != nil {
+		err := w.leased(ctx, f)
+		return because(ctx, err)
 	}
-	return w.leased(ctx, f)
+	return because(ctx, f(ctx))
 }
 
-// untilStopped returns a context that also ends when changes are to stop.
-func (w *worker) untilStopped(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(ctx)
-	if w.r.o.Stopping != nil {
-		stopping := w.r.o.Stopping()
-		go func() {
-			select {
-			case <-stopping:
-				cancel()
-			case <-ctx.Done():
-			}
-		}()
+// because returns errReplaced instead of an error that comes of the rule's replacement.
+func because(ctx context.Context, err error) error {
+	if err != nil && errors.Is(context.Cause(ctx), errReplaced) {
+		return errReplaced
 	}
-	return ctx, cancel
+	return err
+}
+
+// untilStopped returns a context that also ends when changes are to stop, or the rule is
+// replaced.
+func (w *worker) untilStopped(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var stopping <-chan struct{}
+	if w.r.o.Stopping != nil {
+		stopping = w.r.o.Stopping()
+	}
+	go func() {
+		select {
+		case <-stopping:
+			cancel(nil)
+		case <-w.replaced:
+			cancel(errReplaced)
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(nil) }
 }
 
 // leased calls f unless another server does the work of the rule.

@@ -38,7 +38,7 @@ func replicate(ctx context.Context, cfg *config.Config, root *dataroot.Root, aud
 }
 
 // Replication returns the state of the rules of replication. It is an error if the
-// configuration has a rule that a running server was started without.
+// configuration has a rule that a running server has not read.
 func (a *Admin) Replication(ctx context.Context) ([]replication.Status, error) {
 	if a.local != nil {
 		return a.local.Replicator.Status(ctx)
@@ -49,7 +49,7 @@ func (a *Admin) Replication(ctx context.Context) ([]replication.Status, error) {
 	}
 	for _, rule := range a.cfg.Replication {
 		if !slices.ContainsFunc(list, func(s replication.Status) bool { return s.Rule == rule.Name }) {
-			return nil, fmt.Errorf("the server was started before the configuration had the replication rule %q: restart it", rule.Name)
+			return nil, fmt.Errorf("the server has not read the replication rule %q yet; it does so some seconds after a change of its configuration, and slipway config reload says what is wrong if it does not", rule.Name)
 		}
 	}
 	return list, nil

@@ -61,8 +61,8 @@ type ServerOptions struct {
 	Auth *auth.Auth
 	// Audit receives events. It may be nil.
 	Audit *auth.AuditLog
-	// Reload reads the access rules and the users again.
-	Reload func() (auth.Reloaded, error)
+	// Reload reads the access rules, the users and the rules of replication again.
+	Reload func() (Reloaded, error)
 }
 
 // NewServer opens the socket of a data root. Its writes go through the gate.
@@ -101,7 +101,7 @@ func NewServer(cfg *config.Config, root *dataroot.Root, writes *gate.Writes, o S
 	mux.Handle("POST /admin/activity", task(func(ctx context.Context, f activity.Filter, _ func(activity.Report)) (activity.Report, error) {
 		return readActivity(ctx, cfg, f)
 	}))
-	mux.Handle("POST /admin/reload", task(func(ctx context.Context, _ struct{}, _ func(auth.Reloaded)) (auth.Reloaded, error) {
+	mux.Handle("POST /admin/reload", task(func(ctx context.Context, _ struct{}, _ func(Reloaded)) (Reloaded, error) {
 		rep, err := o.Reload()
 		record(ctx, o.Audit, "reload", "", err)
 		return rep, err

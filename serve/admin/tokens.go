@@ -74,13 +74,21 @@ func record(ctx context.Context, audit *auth.AuditLog, action, reference string,
 	audit.Record(e)
 }
 
-// Reload makes the server that uses the data root read the access rules and the users
-// again.
-func (a *Admin) Reload(ctx context.Context) (auth.Reloaded, error) {
+// Reloaded says what a server has read again.
+type Reloaded struct {
+	auth.Reloaded
+	// Replication is the number of rules of replication.
+	Replication        int  `json:"replication_rules"`
+	ReplicationChanged bool `json:"replication_changed"`
+}
+
+// Reload makes the server that uses the data root read the access rules, the users and the
+// rules of replication again.
+func (a *Admin) Reload(ctx context.Context) (Reloaded, error) {
 	if a.local != nil {
-		return auth.Reloaded{}, errors.New("no server uses this data directory; a server reads its configuration when it starts")
+		return Reloaded{}, errors.New("no server uses this data directory; a server reads its configuration when it starts")
 	}
-	return askServer[struct{}, auth.Reloaded](ctx, a, "reload", struct{}{}, nil)
+	return askServer[struct{}, Reloaded](ctx, a, "reload", struct{}{}, nil)
 }
 
 // handleTokens adds the tasks of API tokens.

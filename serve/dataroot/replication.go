@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"reflect"
 	"regexp"
 	"slices"
 	"time"
@@ -25,14 +26,20 @@ import (
 	"example.org/slipway/serve/mirrors"
 )
 
+// replicationSet are the rules of replication in use, each with what it was made of. The
+// three lists have the same order.
+type replicationSet struct {
+	conf    []config.Replication
+	rules   []replication.Rule
+	remotes []*http.Transport
+}
+
 // openReplication opens the rules of replication. It connects to no registry yet.
-func (r *Root) openReplication(o *Options) error {
-	rules, remotes, err := replicationRules(r.cfg, r.log)
-	r.remotes = remotes
-	if err != nil || len(rules) == 0 {
+func (r *Root) openReplication(o *Options) (err error) {
+	if r.replicated, err = replicationRules(r.cfg, &replicationSet{}, r.log); err != nil {
 		return err
 	}
-	ro := replication.Options{Rules: rules, Local: r.Quotas.Registry(r.Registry), Store: replicationStore{r.Catalog}, Mark: registry.Unnoticed,
+	ro := replication.Options{Rules: r.replicated.rules, Local: r.Quotas.Registry(r.Registry), Store: replicationStore{r.Catalog}, Mark: registry.Unnoticed,
 		Mirrored: r.IsMirror, Enter: o.Enter, Stopping: o.Stopping, Logger: r.log,
 		ID: func(ctx context.Context) string {
 			id, _, err := r.Catalog.Settings.RegistryID(ctx)
@@ -55,6 +62,30 @@ func (r *Root) openReplication(o *Options) error {
 	return nil
 }
 
+// ReloadReplication replaces the rules of replication by those of a configuration, and
+// reports whether they differ. Rules that are as they were go on. If one cannot be used,
+// all stay as they were. Only one call may run at a time.
+func (r *Root) ReloadReplication(cfg *config.Config) (changed bool, err error) {
+	before := r.replicated
+	now, err := replicationRules(cfg, before, r.log)
+	if err != nil || slices.EqualFunc(now.remotes, before.remotes, func(a, b *http.Transport) bool { return a == b }) {
+		return false, err
+	}
+	r.replicated = now
+	r.Replicator.SetRules(now.rules)
+	before.closeBut(now)
+	return true, nil
+}
+
+// closeBut closes the connections of rules that others do not use.
+func (s *replicationSet) closeBut(others *replicationSet) {
+	for _, t := range s.remotes {
+		if t != nil && !slices.Contains(others.remotes, t) {
+			t.CloseIdleConnections()
+		}
+	}
+}
+
 // tagChanges is how many of the last changes of a tag are looked through.
 const tagChanges = 100
 
@@ -67,20 +98,30 @@ func (r *Root) publish(ctx context.Context, e registry.Event) error {
 	return errors.Join(err, r.Replicator.OnEvent(ctx, replication.Event{Repo: e.Repo, Tag: e.Tag, Digest: e.Descriptor.Digest, Deleted: e.Action == registry.ActionDelete}))
 }
 
-// replicationRules translates the configured rules. The caller closes the connections of
-// the transports.
-func replicationRules(cfg *config.Config, log *slog.Logger) (rules []replication.Rule, remotes []*http.Transport, err error) {
+// replicationRules translates the configured rules. Those that are as before are taken
+// from there. The caller closes the connections.
+func replicationRules(cfg *config.Config, before *replicationSet, log *slog.Logger) (*replicationSet, error) {
+	now := &replicationSet{}
 	for i := range cfg.Replication {
 		c := &cfg.Replication[i]
+		if j := slices.IndexFunc(before.conf, func(b config.Replication) bool { return reflect.DeepEqual(b, *c) }); j >= 0 {
+			now.add(*c, before.rules[j], before.remotes[j])
+			continue
+		}
 		rule := replication.Rule{Name: c.Name, Push: c.Direction == "push", URL: c.URL, Names: c.Listed(), Prefix: c.Prefix,
 			OnPush: c.OnPush, Every: c.Every, Delete: c.Delete, Referrers: c.Referrers}
 		transport, err := openRemoteRegistry(c, &rule, log)
 		if err != nil {
-			return rules, remotes, cfg.Problem(fmt.Sprintf("replication[%d]", i), err.Error())
+			now.closeBut(before)
+			return nil, cfg.Problem(fmt.Sprintf("replication[%d]", i), err.Error())
 		}
-		rules, remotes = append(rules, rule), append(remotes, transport)
+		now.add(*c, rule, transport)
 	}
-	return rules, remotes, nil
+	return now, nil
+}
+
+func (s *replicationSet) add(c config.Replication, rule replication.Rule, transport *http.Transport) {
+	s.conf, s.rules, s.remotes = append(s.conf, c), append(s.rules, rule), append(s.remotes, transport)
 }
 
 // openRemoteRegistry completes a rule with its patterns and the other registry.

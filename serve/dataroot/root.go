@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -83,9 +82,9 @@ type Root struct {
 	// Notify queues an event for the webhooks.
 	Notify   func(context.Context, registry.Event) error
 	notifier *notifier
-	// Replicator copies images to and from other registries. It is nil without rules.
+	// Replicator copies images to and from other registries.
 	Replicator *replication.Replicator
-	remotes    []*http.Transport // its connections
+	replicated *replicationSet // nil before Replicator is opened
 	// collectors are the metrics of the stores.
 	collectors []prometheus.Collector
 }
@@ -224,8 +223,8 @@ func (r *Root) Close(ctx context.Context) error {
 	if r.Gear != nil {
 		r.Gear.Close()
 	}
-	for _, t := range r.remotes {
-		t.CloseIdleConnections()
+	if r.replicated != nil {
+		r.replicated.closeBut(&replicationSet{})
 	}
 	if r.Registry != nil {
 		errs = append(errs, r.Registry.Close(ctx))

@@ -158,7 +158,7 @@ func Check(cfg *config.Config) error {
 	if _, err := SignatureKeys(cfg); err != nil {
 		return err
 	}
-	if _, _, err := replicationRules(cfg, slog.New(slog.DiscardHandler)); err != nil {
+	if _, err := replicationRules(cfg, &replicationSet{}, slog.New(slog.DiscardHandler)); err != nil {
 		return err
 	}
 	return mirrors.Check(cfg)

@@ -108,12 +108,13 @@ func configReloadCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "reload",
-		Short: "Make the running server read its access rules and users again",
+		Short: "Make the running server read its access rules, users and rules of replication again",
 		Example: `  slipway config reload
   slipway config reload --config /etc/slipway/config.yml`,
-		Long: `Make the running server read its access rules (auth.access) and its users (auth.htpasswd) again.
-The server also does so by itself some seconds after the files have changed. If something is
-wrong with them, the rules and users before the change stay, and the command says what it is.`,
+		Long: `Make the running server read its access rules (auth.access), its users (auth.htpasswd) and its
+rules of replication (replication) again. The server also does so by itself some seconds after
+the files have changed. If something is wrong with them, the rules and users before the change
+stay, and the command says what it is.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return command.WithAdmin(cmd, &f, false, func(a *admin.Admin) error {
@@ -123,7 +124,8 @@ wrong with them, the rules and users before the change stay, and the command say
 				}
 				return command.PrintReport(cmd.OutOrStdout(), asJSON, rep, func() {
 					w := cmd.OutOrStdout()
-					fmt.Fprintf(w, "%d access rules, %s; %d users, %s\n", rep.Rules, changed(rep.RulesChanged), rep.Users, changed(rep.UsersChanged))
+					fmt.Fprintf(w, "%d access rules, %s; %d users, %s; %d rules of replication, %s\n", rep.Rules, changed(rep.RulesChanged), rep.Users, changed(rep.UsersChanged),
+						rep.Replication, changed(rep.ReplicationChanged))
 					if rep.Restart {
 						fmt.Fprintln(w, "other keys of auth have changed; they take effect with a restart of the server")
 					}
