@@ -64,7 +64,7 @@ func New(image []byte, o Options) (*specs.Spec, error) {
 		Hostname: "slipway",
 		Root:     &specs.Root{Path: o.Root},
 		Process: &specs.Process{
-			Args: args, Env: env, User: user, Cwd: cmp.Or(o.WorkingDir, img.Config.WorkingDir, "/"),
+			Args: args, Env: env, User: user, Cwd: path.Join("/", cmp.Or(o.WorkingDir, img.Config.WorkingDir)), // as Docker: below / if it is relative
 			Capabilities: &specs.LinuxCapabilities{Bounding: capabilities, Effective: capabilities, Permitted: capabilities},
 		},
 		Mounts: runMounts(),
@@ -104,13 +104,16 @@ func runLinux(hostNetwork bool) *specs.Linux {
 	return l
 }
 
-// userOf resolves the USER[:GROUP] of an image. Each part is a name or a number.
+// userOf resolves the USER[:GROUP] of an image as Docker does. Each part is a name or a
+// number. Without USER, it is root. Without GROUP, also after a colon, the groups are those
+// that the image's /etc/passwd and /etc/group say.
 func userOf(root, s string) (specs.User, error) {
 	var u specs.User
 	if s == "" {
 		return u, nil
 	}
-	name, group, grouped := strings.Cut(s, ":")
+	name, group, _ := strings.Cut(s, ":")
+	name = cmp.Or(name, "0")
 	uid, numeric := parseID(name)
 	entry, err := findEntry(root, "etc/passwd", 4, func(f []string) bool { return f[0] == name || numeric && f[2] == name })
 	switch {
@@ -125,11 +128,13 @@ func userOf(root, s string) (specs.User, error) {
 		return u, fmt.Errorf("the image is to run as user %q, who is not in its /etc/passwd", name)
 	}
 	u.UID = uid
-	if entry != nil {
+	if group == "" {
+		if entry == nil {
+			return u, nil
+		}
 		u.GID, _ = parseID(entry[3])
-	}
-	if !grouped {
-		return u, nil
+		u.AdditionalGids, err = groupsOf(root, entry[0])
+		return u, err
 	}
 	gid, numeric := parseID(group)
 	if !numeric {
@@ -144,6 +149,17 @@ func userOf(root, s string) (specs.User, error) {
 	}
 	u.GID = gid
 	return u, nil
+}
+
+// groupsOf returns the groups of which the image says that a user is a member.
+func groupsOf(root, user string) (gids []uint32, err error) {
+	_, err = findEntry(root, "etc/group", 4, func(f []string) bool {
+		if gid, ok := parseID(f[2]); ok && slices.Contains(strings.Split(f[3], ","), user) {
+			gids = append(gids, gid)
+		}
+		return false
+	})
+	return gids, err
 }
 
 func parseID(s string) (uint32, bool) {

@@ -1,6 +1,7 @@
 package runtimespec
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,16 +29,18 @@ func imageRoot(t *testing.T, files map[string]string) string {
 func TestUser(t *testing.T) {
 	root := imageRoot(t, map[string]string{
 		"passwd": "root:x:0:0:root:/root:/bin/sh\n\nbroken\nwww:x:33:34::/:\nodd:x:many:0::/:\n",
-		"group":  "root:x:0:\nstaff:x:50:www\n",
+		"group":  "root:x:0:\nstaff:x:50:www\nother:x:51:wwwx,xwww\nlast:x:52:odd,www\n",
 	})
+	// As docker run does: without a group, or with an empty one, the user has all of its groups.
+	www := specs.User{UID: 33, GID: 34, AdditionalGids: []uint32{50, 52}}
 	for in, want := range map[string]specs.User{
-		"": {}, "0": {}, "www": {UID: 33, GID: 34}, "33": {UID: 33, GID: 34}, "1000": {UID: 1000}, "www:staff": {UID: 33, GID: 50}, "1000:77": {UID: 1000, GID: 77},
+		"": {}, ":": {}, "0": {}, "www": www, "33": www, "www:": www, "33:": www, "1000": {UID: 1000}, "1000:": {UID: 1000}, ":staff": {GID: 50}, ":77": {GID: 77}, "www:staff": {UID: 33, GID: 50}, "1000:77": {UID: 1000, GID: 77},
 	} {
 		if got, err := userOf(root, in); err != nil || cmp.Diff(want, got) != "" {
 			t.Errorf("user %q is %+v, error %v, want %+v", in, got, err, want)
 		}
 	}
-	for _, in := range []string{"nobody", "www:wheel", "odd", "-1", "4294967296", ":staff"} {
+	for _, in := range []string{"nobody", "www:wheel", "odd", "-1", "4294967296", ":wheel", "nobody:"} {
 		if got, err := userOf(root, in); err == nil {
 			t.Errorf("user %q is %+v", in, got)
 		}
@@ -108,6 +111,12 @@ func TestRuntimeSpec(t *testing.T) {
 	}
 	if got := strings.Join(s.Process.Args, " "); got != "/bin/app other" || s.Process.Cwd != "/w" || network(s) {
 		t.Errorf("process %+v", s.Process)
+	}
+	for dir, want := range map[string]string{"": "/", "srv/app": "/srv/app", "./srv": "/srv", "../srv/../x": "/x", "/a//b/": "/a/b"} {
+		s, err := New(fmt.Appendf(nil, `{"config":{"Cmd":["x"],"WorkingDir":%q}}`, dir), Options{Root: root})
+		if err != nil || s.Process.Cwd != want {
+			t.Errorf("the working directory %q is %q, want %q: %v", dir, s.Process.Cwd, want, err)
+		}
 	}
 	for _, bad := range []string{"", "{", `{}`, `{"config":{"Cmd":["x"],"User":"nobody"}}`} {
 		if _, err := New([]byte(bad), Options{Root: root}); err == nil {
