@@ -456,6 +456,7 @@ func TestBasicFromPodman(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", docker)
 	t.Setenv("REGISTRY_AUTH_FILE", "")
 	t.Setenv("XDG_RUNTIME_DIR", run)
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
 	login := func() error {
 		user = ""
 		return dial(t, s.URL, &client.Options{DockerConfig: true}).Ping(t.Context())
@@ -464,6 +465,12 @@ func TestBasicFromPodman(t *testing.T) {
 	wantCode(t, err, oci.CodeUnauthorized)
 	if !strings.Contains(err.Error(), "slipway login") {
 		t.Errorf("nothing says what to do: %v", err)
+	}
+	config := t.TempDir()
+	t.Setenv("XDG_CONFIG_HOME", config)
+	keep(filepath.Join(config, "containers", "auth.json"), "config")
+	if err := login(); err != nil || user != "config" {
+		t.Errorf("$XDG_CONFIG_HOME: logged in as %q, error %v", user, err)
 	}
 	keep(filepath.Join(run, "containers", "auth.json"), "runtime")
 	if err := login(); err != nil || user != "runtime" {

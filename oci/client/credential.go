@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -14,9 +15,8 @@ import (
 	"oras.land/oras-go/v2/registry/remote/credentials"
 )
 
-// Credential is what a client shows to a registry or its token service. The zero value
-// means none. A RefreshToken is exchanged for access tokens (OAuth2). An AccessToken is
-// sent to the registry as it is.
+// Credential is what a client shows to a registry or its token service. The zero value means
+// none. A RefreshToken is exchanged for access tokens (OAuth2). An AccessToken is sent as it is.
 type Credential struct {
 	Username, Password string
 	RefreshToken       string
@@ -62,11 +62,10 @@ func StaticCredential(host, username, password string) CredentialFunc {
 	}
 }
 
-// DockerCredential returns a CredentialFunc that takes credentials from Docker's
-// configuration and the credential helpers that it names. file is the path of the
-// configuration; "" means config.json in $DOCKER_CONFIG or ~/.docker, and for registries
-// that have no credential there, the file of podman and skopeo. If a file changes it is
-// read again. A file that is missing has no credentials.
+// DockerCredential returns a CredentialFunc that takes credentials from Docker's configuration
+// and the credential helpers that it names. file is its path; "" means config.json in
+// $DOCKER_CONFIG or ~/.docker, and for registries that have no credential there, the files of
+// podman and skopeo. Changed files are read again. Files that are missing have no credentials.
 func DockerCredential(file string) (CredentialFunc, error) {
 	files := []string{file}
 	if file == "" {
@@ -75,11 +74,7 @@ func DockerCredential(file string) (CredentialFunc, error) {
 			return nil, err
 		}
 		files = []string{docker}
-		podman := podmanFile()
-		// After su, $XDG_RUNTIME_DIR may be that of another user.
-		if _, err := os.Stat(podman); !errors.Is(err, os.ErrPermission) {
-			files = append(files, podman)
-		}
+		files = append(files, podmanFiles()...)
 	}
 	var all []*dockerConfig
 	for _, file := range files {
@@ -99,16 +94,21 @@ func DockerCredential(file string) (CredentialFunc, error) {
 	}, nil
 }
 
-// podmanFile returns the path of the file in which podman and skopeo keep credentials; see
-// containers-auth.json(5).
-func podmanFile() string {
+// podmanFiles returns the files in which podman and skopeo keep credentials, until the next
+// boot and for longer; see containers-auth.json(5).
+func podmanFiles() []string {
 	if file := os.Getenv("REGISTRY_AUTH_FILE"); file != "" {
-		return file
+		return []string{file}
 	}
+	files := []string{fmt.Sprintf("/run/containers/%d/auth.json", os.Getuid())}
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" {
-		return filepath.Join(dir, "containers", "auth.json")
+		files[0] = filepath.Join(dir, "containers", "auth.json")
 	}
-	return fmt.Sprintf("/run/containers/%d/auth.json", os.Getuid())
+	if dir, err := os.UserConfigDir(); err == nil {
+		files = append(files, filepath.Join(dir, "containers", "auth.json"))
+	}
+	// After su, $XDG_RUNTIME_DIR may be that of another user.
+	return slices.DeleteFunc(files, func(f string) bool { _, err := os.Stat(f); return errors.Is(err, os.ErrPermission) })
 }
 
 // dockerFile returns the path of Docker's configuration, unless another one is named.
