@@ -20,7 +20,7 @@ func (m *Registry) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (
 		return m.store.ResolveBlob(ctx, repo, d)
 	}
 	if f, admitted := m.fills.Find(m.origin(ctx, s, name, repo), d); admitted {
-		if size, err := f.Whole(ctx); err == nil {
+		if size, err := sizeOf(ctx, f); err == nil {
 			s.counts.add(kindBlob, resultHit)
 			return storage.BlobDescriptor(d, size), nil
 		}
@@ -45,6 +45,17 @@ func (m *Registry) ResolveBlob(ctx context.Context, repo string, d oci.Digest) (
 		return m.measureBlob(ctx, s, name, repo, d)
 	}
 	return storage.BlobDescriptor(d, size), err
+}
+
+// sizeOf waits for the size of a blob that is being fetched: only for a moment if the
+// request came through other mirrors, as the fill may be waiting for this request.
+func sizeOf(ctx context.Context, f *fill.Fill) (int64, error) {
+	if len(route.From(ctx)) > 0 {
+		short, cancel := context.WithTimeout(ctx, ringPatience)
+		defer cancel()
+		ctx = short
+	}
+	return f.Whole(ctx)
 }
 
 // measureBlob finds out the size of a blob by fetching it: the size is certain only at
@@ -173,6 +184,13 @@ func (m *Registry) openFill(ctx context.Context, s *source, name, repo string, d
 			return nil, err
 		}
 	}
+	if how == fill.Follower {
+		if err := m.notWaited(ctx, f, s, name, repo); err != nil {
+			f.Leave()
+			s.counts.fetched(kindBlob, false, err)
+			return nil, err
+		}
+	}
 	c, err := f.Open(ctx, o, p)
 	if err != nil {
 		f.Leave()
@@ -187,6 +205,20 @@ func (m *Registry) openFill(ctx context.Context, s *source, name, repo string, d
 	s.counts.fetched(kindBlob, how == fill.Beginner, nil)
 	s.counts.send(p, c.Descriptor().Size)
 	return c, nil
+}
+
+// notWaited returns an error if a fill may wait for the request of ctx, in a ring of mirrors
+// none of which has the blob. It asks whether the upstream has it, by a question that ends in
+// a ring, unless the fill gets on.
+func (m *Registry) notWaited(ctx context.Context, f *fill.Fill, s *source, name, repo string) error {
+	if len(route.From(ctx)) == 0 {
+		return nil
+	}
+	if _, err := sizeOf(ctx, f); err == nil || ctx.Err() != nil {
+		return nil
+	}
+	_, _, err := m.askBlob(ctx, s, name, repo, f.Digest())
+	return err
 }
 
 // introduce makes the caller a reader of a fill that was begun for another repository, if

@@ -1,12 +1,15 @@
 package mirror_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -48,13 +51,24 @@ func ring(t *testing.T, n int) (urls []string, stored []*registry.Registry) {
 	return urls, stored
 }
 
-// get returns the status of the answer, and fails the test if it took long.
 func get(t *testing.T, url string) int {
 	t.Helper()
+	return ask(t, http.MethodGet, url)
+}
+
+// ask returns the status of the answer, and fails the test if it took long.
+func ask(t *testing.T, method, url string) int {
+	t.Helper()
 	began := time.Now()
-	resp, err := http.Get(url)
+	req, err := http.NewRequestWithContext(t.Context(), method, url, nil)
 	if err != nil {
-		t.Fatal(err)
+		t.Error(err)
+		return 0
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Error(err)
+		return 0
 	}
 	defer resp.Body.Close()
 	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
@@ -101,6 +115,52 @@ func TestRing(t *testing.T) {
 			if _, err := stored[n-1].ResolveManifest(t.Context(), "m/a", "here"); err != nil {
 				t.Errorf("the registry that had the tag: %v", err)
 			}
+		})
+	}
+}
+
+// TestRingAtOnce asks all registries of a ring at the same moment for what none of them has,
+// and for what one of them has. Each is then already asking the next one when it is asked.
+func TestRingAtOnce(t *testing.T) {
+	t.Parallel()
+	for n := 2; n <= 4; n++ {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			t.Parallel()
+			urls, stored := ring(t, n)
+			all := func(what, path string, want ...int) {
+				t.Helper()
+				var wg sync.WaitGroup
+				for _, u := range urls {
+					for _, method := range []string{http.MethodGet, http.MethodHead} {
+						wg.Go(func() {
+							if got := ask(t, method, u+"/v2/m/a/"+path); !slices.Contains(want, got) {
+								t.Errorf("%s, %s %s from %s: status %d, want %v", what, method, path, u, got, want)
+							}
+						})
+					}
+				}
+				wg.Wait()
+			}
+			for i := range 2 {
+				absent := oci.SHA256(fmt.Append(nil, "absent", i))
+				for _, path := range []string{fmt.Sprint("manifests/none", i), "manifests/" + string(absent), "blobs/" + string(absent)} {
+					all("which no registry has", path, http.StatusNotFound)
+				}
+			}
+			content := bytes.Repeat([]byte("x"), 100<<10)
+			d := oci.SHA256(content)
+			if _, err := stored[n-1].PushBlob(t.Context(), "m/a", d, int64(len(content)), bytes.NewReader(content)); err != nil {
+				t.Fatal(err)
+			}
+			all("which one has", "blobs/"+string(d), http.StatusOK)
+			m, err := stored[0].PutManifest(t.Context(), "m/a", oci.PutManifest{
+				Bytes: []byte(`{"schemaVersion":2,"mediaType":"` + oci.MediaTypeOCIIndex + `","manifests":[]}`), Tags: []string{"here"},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			all("which one has", "manifests/here", http.StatusOK)
+			all("which one has", "manifests/"+string(m.Digest), http.StatusOK)
 		})
 	}
 }

@@ -2,6 +2,7 @@ package mirror
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -301,7 +302,7 @@ func (g *gate) unlock() {
 // zero value is ready.
 type flights struct {
 	mu    sync.Mutex
-	under map[flightKey]*flight
+	under map[flightID]*flight
 }
 
 // flightKey is a question about a content.
@@ -310,26 +311,56 @@ type flightKey struct {
 	contentKey
 }
 
+// flightID tells flights apart.
+type flightID struct {
+	flightKey
+	// way names the mirrors through which the question came. Questions that came on
+	// another way have a flight of their own: in a ring of mirrors, a flight may wait for
+	// the answer to a question that came back. A flight waits for flights with longer ways
+	// only, so none waits for itself.
+	way string
+}
+
+// ringPatience is how long a question that came through other mirrors waits for what is
+// under way already. Mostly that brings the answer, and upstreams are asked once.
+const ringPatience = 300 * time.Millisecond
+
 type flight struct {
 	done chan struct{}
 	m    *oci.Manifest
 	err  error
 }
 
+// doneSoon waits for a moment.
+func doneSoon(ctx context.Context, done <-chan struct{}) bool {
+	ctx, cancel := context.WithTimeout(ctx, ringPatience)
+	defer cancel()
+	return upstream.Await(ctx, done) == nil
+}
+
 // fly returns the answer of the function ask. That function runs once in the background
 // for all callers with the same key, and does not end when a client leaves. began reports
 // whether ask was started for this caller.
 func (m *Registry) fly(ctx context.Context, k flightKey, ask func(ctx context.Context) (*oci.Manifest, error)) (mf *oci.Manifest, began bool, err error) {
-	fs := &m.flights
+	fs, id := &m.flights, flightID{flightKey: k}
 	fs.mu.Lock()
-	f := fs.under[k]
+	if way := strings.Join(route.From(ctx), ","); way != "" {
+		first := fs.under[id]
+		fs.mu.Unlock()
+		if first != nil && doneSoon(ctx, first.done) {
+			return first.m, false, first.err
+		}
+		id.way = way
+		fs.mu.Lock()
+	}
+	f := fs.under[id]
 	if f == nil {
 		began = true
 		f = &flight{done: make(chan struct{})}
 		if !m.spawn(func() {
 			f.m, f.err = ask(m.self.On(m.ctx, route.From(ctx)))
 			fs.mu.Lock()
-			delete(fs.under, k)
+			delete(fs.under, id)
 			fs.mu.Unlock()
 			close(f.done)
 		}) {
@@ -337,9 +368,9 @@ func (m *Registry) fly(ctx context.Context, k flightKey, ask func(ctx context.Co
 			return nil, false, fill.ErrClosed()
 		}
 		if fs.under == nil {
-			fs.under = map[flightKey]*flight{}
+			fs.under = map[flightID]*flight{}
 		}
-		fs.under[k] = f
+		fs.under[id] = f
 	}
 	fs.mu.Unlock()
 	if err := upstream.Await(ctx, f.done); err != nil {
