@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"example.org/slipway/agent/api"
+	"example.org/slipway/node/gearfs"
 	"example.org/slipway/node/gearfs/starts"
 	"example.org/slipway/oci/fleet"
 	"example.org/slipway/oci/fleet/timeline"
@@ -60,8 +61,7 @@ func (a *Agent) Explain(ctx context.Context, name string) (api.Explanation, erro
 		say("It was decided from %d missing files of %d bytes, %d of %d bytes in the profile; a round trip of %s and %.0f bytes/s; %.0f %% of earlier opens were in the profile.",
 			d.MissingFiles, d.MissingBytes, d.ProfileFiles, d.ProfileBytes, d.RTT.Round(10*time.Microsecond), d.RatePerSec, 100*d.HitShare)
 	}
-	say("Since this worker started: %d files of %d bytes on demand, %d of %d bytes of the profile, %d of %d bytes in the background.",
-		img.DemandFiles, img.DemandBytes, img.ProfileFiles, img.ProfileBytes, img.BackgroundFiles, img.BackgroundBytes)
+	say("%s", fetched(&img.ImageCounts))
 	say("%d opens reached the agent, %d failed; %d waited, %s in all, the longest %s.", img.Opens, img.Errors, img.Stalls, img.Stalled.Round(time.Millisecond), img.LongestStall.Round(time.Millisecond))
 	if x.Start, err = a.files.Start(img.Chain); err != nil {
 		return x, err
@@ -82,6 +82,13 @@ func (a *Agent) Explain(ctx context.Context, name string) (api.Explanation, erro
 		say("Its files come from %s.", s)
 	}
 	return x, nil
+}
+
+// fetched says what was fetched of an image. Parts of a large file count as bytes at once, and
+// the file counts when it is whole, so there may be bytes and no file.
+func fetched(c *gearfs.ImageCounts) string {
+	return fmt.Sprintf("Since this worker started, %d bytes were fetched on demand, %d of the profile and %d in the background. With them %d, %d and %d files became whole.",
+		c.DemandBytes, c.ProfileBytes, c.BackgroundBytes, c.DemandFiles, c.ProfileFiles, c.BackgroundFiles)
 }
 
 // tried says what became of the ways in which an image could have come.
@@ -170,7 +177,7 @@ func explainStart(s *starts.Start, say func(format string, args ...any)) {
 	case !s.Watched:
 		say("Not all opens of that start could be seen, so it is not known how good the prediction was; %d files were missing in it.", q.Missed)
 	default:
-		say("Of the %d files of %d bytes %d of %d bytes were wanted, a precision of %.0f %%; %d files of %d bytes were wanted besides; %d bytes came in vain.",
+		say("The start expected %d files of %d bytes. %d of these files, of %d bytes, were wanted, a precision of %.0f %%; %d others, of %d bytes, were wanted besides; %d bytes came in vain.",
 			q.Predicted, q.PredictedBytes, q.Hit, q.HitBytes, 100*q.Precision(), q.Missed, q.MissedBytes, q.WastedBytes)
 	}
 }
