@@ -320,6 +320,7 @@ func (r removedReport) print(w io.Writer) {
 }
 
 // remove deletes all that were found. It goes on after a failure, and returns all failures.
+// What is gone by its turn is none: an earlier name may have meant it, too.
 func remove(ctx context.Context, all []*removal, dry bool) (removedReport, error) {
 	rep := removedReport{dry, []removedImage{}}
 	var failed error
@@ -329,7 +330,11 @@ func remove(ctx context.Context, all []*removal, dry bool) (removedReport, error
 			img.Tag, do = "", func() error { return r.reg.DeleteManifest(ctx, r.repo, r.found) }
 		}
 		if !dry {
-			if err := do(); err != nil {
+			err := do()
+			if oci.HasCode(err, oci.CodeManifestUnknown) {
+				continue
+			}
+			if err != nil {
 				failed = errors.Join(failed, fmt.Errorf("delete %s: %w", r.arg, err))
 				continue
 			}
