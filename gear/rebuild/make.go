@@ -48,7 +48,11 @@ type maker struct {
 	model  deflate.Model
 	chosen bool
 	again  int // how often another model was searched for
-	r      Recipe
+	// searched is the number of segments before the one for which a model was last searched
+	// for, and found the share of its bits that its data has.
+	searched int
+	found    float64
+	r        Recipe
 }
 
 // Make reads a layer that is compressed with gzip, and makes its recipe. It needs some 20
@@ -167,12 +171,18 @@ func (m *maker) segment(n int, endBit, endPlain int64) error {
 	}
 	data := m.encode(m.model, events, endPlain, math.MaxInt)
 	bits := endBit - first.Bit
-	if known && int64(len(data))*8 > bits/128 && m.again < maxAgain {
+	share := func() float64 { return float64(len(data)) * 8 / float64(max(1, bits)) }
+	search := !known
+	if known && m.again < maxAgain && m.poor(share()) {
 		// The stream is not from that encoder, or the rest of it is not.
 		m.again++
+		search = true
 		if before := m.model; m.choose(events, endPlain) != before {
 			data = m.encode(m.model, events, endPlain, math.MaxInt)
 		}
+	}
+	if search {
+		m.searched, m.found = len(m.r.segments), share()
 	}
 	s := segment{bit: first.Bit, bits: bits, at: first.Plain, plain: endPlain - first.Plain, model: m.model, data: data}
 	if s.bits > maxSegmentBits || s.plain > maxSegmentPlain {
@@ -192,9 +202,22 @@ func (m *maker) segment(n int, endBit, endPlain int64) error {
 	return nil
 }
 
-// maxAgain is how often another model is searched for when the current one predicts
-// badly.
-const maxAgain = 4
+// poor reports whether a segment whose data has a share of its bits is predicted so badly
+// that another model may be better. If no model was much better a few segments before, a
+// search would take longer than all else, and find nothing either.
+func (m *maker) poor(share float64) bool {
+	return share > badly && (share > 2*m.found || len(m.r.segments)-m.searched >= searchPause)
+}
+
+const (
+	// badly is the share of a segment's bits from which on it is predicted badly.
+	badly = 1.0 / 128
+	// maxAgain is how often another model is searched for when the current one predicts
+	// badly, and searchPause is how many segments lie between two searches that found
+	// nothing better.
+	maxAgain    = 4
+	searchPause = 16
+)
 
 // encode codes events with a model. It assumes that they are all events up to endPlain.
 // It returns nil if the result has more than limit bytes.
