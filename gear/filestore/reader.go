@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"syscall"
 
 	"example.org/slipway/gear"
 	"example.org/slipway/gear/filestore/hot"
@@ -108,7 +107,7 @@ func (f *File) read(ctx context.Context, do func() error) error {
 		if !maybeLost(err) {
 			return err
 		}
-		unreadable = isUnreadable(err)
+		unreadable = parity.IsUnreadable(err)
 		f.s.places.drop(f.name)
 		p, err := f.s.find(ctx, f.name)
 		if err != nil {
@@ -126,7 +125,7 @@ func (f *File) read(ctx context.Context, do func() error) error {
 		if err = do(); err == nil || !maybeLost(err) {
 			return err
 		}
-		unreadable = isUnreadable(err)
+		unreadable = parity.IsUnreadable(err)
 	case !errors.Is(repair, parity.ErrNoParity):
 		return repair
 	}
@@ -136,17 +135,9 @@ func (f *File) read(ctx context.Context, do func() error) error {
 	return f.s.damaged(ctx, f.name, f.at.pack, err)
 }
 
-// maybeLost reports whether an error of a read says that the pack is missing, that it has
-// other bytes, or that the medium does not give it back.
+// maybeLost reports whether an error of a read says that a pack may be lost.
 func maybeLost(err error) bool {
-	return isUnreadable(err) || errors.Is(err, objstore.ErrNotExist) || isDamage(err)
-}
-
-// isUnreadable reports whether an error says that a medium or a file system does not give
-// back what was written.
-func isUnreadable(err error) bool {
-	var errno syscall.Errno
-	return errors.As(err, &errno) && slices.Contains([]syscall.Errno{syscall.EIO, syscall.EUCLEAN, syscall.EBADMSG, syscall.ENODATA}, errno)
+	return parity.IsUnreadable(err) || errors.Is(err, objstore.ErrNotExist) || isDamage(err)
 }
 
 // isDamage reports whether an error says that bytes differ from what was written.

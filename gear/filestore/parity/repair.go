@@ -134,8 +134,15 @@ func isLost(err error) bool {
 	if busy := (*objstore.BusyError)(nil); errors.As(err, &busy) {
 		return false
 	}
-	return slices.ContainsFunc([]error{objstore.ErrNotExist, objstore.ErrCorrupt, packfile.ErrFormat, gear.ErrContent,
-		syscall.EIO, syscall.EUCLEAN, syscall.EBADMSG, syscall.ENODATA}, func(e error) bool { return errors.Is(err, e) })
+	return IsUnreadable(err) || slices.ContainsFunc([]error{objstore.ErrNotExist, objstore.ErrCorrupt, packfile.ErrFormat, gear.ErrContent},
+		func(e error) bool { return errors.Is(err, e) })
+}
+
+// IsUnreadable reports whether an error says that a medium or a file system does not give
+// back what was written.
+func IsUnreadable(err error) bool {
+	var errno syscall.Errno
+	return errors.As(err, &errno) && slices.Contains([]syscall.Errno{syscall.EIO, syscall.EUCLEAN, syscall.EBADMSG, syscall.ENODATA}, errno)
 }
 
 // repairFrom makes a pack again with one of its groups.
