@@ -181,6 +181,9 @@ func (r *rollout) run(what, config string, links []*lan.Node, how start) (egress
 				t.Errorf("node %d: %d files, %d failed, %d wrong", i, n, failed, wrong)
 			}
 		}
+		// It leaves. Otherwise the nodes of the next run know one with its address that is gone.
+		a.Run("umount", dirs[i])
+		a.Stop()
 		a.Reboot()
 		if err := os.RemoveAll(a.Root); err != nil { // the next run needs the space
 			t.Error(err)
