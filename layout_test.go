@@ -196,6 +196,7 @@ var layout = map[string][]string{
 	"workload/replay/result":                {"internal/chart", "internal/durable", "workload/trace", "workload/trace/store"},
 	"workload/replay/send":                  {"oci/client", "oci/wire", "workload/replay/content", "workload/replay/plan", "workload/replay/result", "workload/trace", "workload/trace/store"},
 	"workload/simulate":                     {"internal/chart", "internal/policy", "internal/report", "workload/plugin", "workload/trace", "workload/trace/store", "workload/trace/synth"},
+	"workload/simulate/table":               {"workload/simulate"},
 	"workload/trace":                        {},
 	"workload/trace/figures":                {"workload/trace", "workload/trace/store"},
 	"workload/trace/ingest":                 {"workload/trace", "workload/trace/logs", "workload/trace/store"},
@@ -238,7 +239,7 @@ var layout = map[string][]string{
 	"cmd/slipway/image":    {"cmd/slipway/command", "gear/client", "gear/dedup", "gear/export", "gear/rebuild", "gear/recipes", "gear/service", "oci", "oci/client", "oci/model", "oci/volref", "oci/warm", "registry/quota", "serve/admin", "volume/service"},
 	"cmd/slipway/node":     {"agent", "agent/api", "agent/kubelet", "agent/runtimespec", "agent/setup", "cmd/slipway/command", "config", "internal/systemd", "oci", "oci/client", "oci/wire"},
 	"cmd/slipway/server":   {"cmd/slipway/command", "config", "config/yamlfile", "internal/systemd", "oci", "oci/client", "oci/imagecopy", "registry", "registry/activity", "registry/adopt", "registry/auth", "registry/backup", "registry/check", "registry/mirror", "registry/mirror/airgap", "registry/notify", "registry/replication", "serve", "serve/admin", "serve/dataroot", "serve/mirrors"},
-	"cmd/slipway/workload": {"cmd/slipway/command", "internal/durable", "internal/policy", "oci/client", "oci/client/wrongserver", "oci/wire", "serve/admin", "serve/mirrors", "workload/analyze", "workload/analyze/external", "workload/load", "workload/load/imageset", "workload/replay", "workload/replay/plan", "workload/replay/result", "workload/simulate", "workload/trace/figures", "workload/trace/ingest", "workload/trace/logs", "workload/trace/logs/formats", "workload/trace/store", "workload/trace/synth"},
+	"cmd/slipway/workload": {"cmd/slipway/command", "internal/durable", "internal/policy", "oci/client", "oci/client/wrongserver", "oci/wire", "serve/admin", "serve/mirrors", "workload/analyze", "workload/analyze/external", "workload/load", "workload/load/imageset", "workload/replay", "workload/replay/plan", "workload/replay/result", "workload/simulate", "workload/simulate/table", "workload/trace/figures", "workload/trace/ingest", "workload/trace/logs", "workload/trace/logs/formats", "workload/trace/store", "workload/trace/synth"},
 }
 
 // fence is a third-party module and the only packages that may use it.

@@ -116,6 +116,15 @@ type CacheResult struct {
 	SSDNeverEvicted bool `json:"ssd_never_evicted"`
 }
 
+// NeverFull reports whether nothing had to leave the last level; then CombinedWarm is not
+// defined.
+func (c *CacheResult) NeverFull() bool {
+	if c.Config.SSD == 0 || c.Config.isBound() {
+		return c.RAMNeverEvicted
+	}
+	return c.SSDNeverEvicted
+}
+
 // RunOptions are settings of a simulation. The zero value works.
 type RunOptions struct {
 	// Workers is how many configurations run at once; default: the number of cores.

@@ -76,7 +76,6 @@ func (r *PrefetchReport) WriteText(w io.Writer) error {
 
 // WriteHTML writes the report as one page that needs nothing else.
 func (r *CacheReport) WriteHTML(w io.Writer) error {
-	objects := func(c *CacheResult) float64 { return c.ObjectRatio }
 	bytes := func(c *CacheResult) float64 { return c.ByteRatio }
 	p := report.Page{Title: "Cache simulation of " + r.Zone, Facts: r.facts(), Tables: []report.Table{r.table()}, Notes: cacheNotes()}
 	if sizes := r.lines("Requests served, by size of the memory", objects); len(sizes.Series) > 0 {
@@ -84,7 +83,8 @@ func (r *CacheReport) WriteHTML(w io.Writer) error {
 		sizes = r.lines("Bytes served, by size of the memory", bytes)
 		p.Charts = append(p.Charts, report.NewFigure(sizes.Title, sizes))
 	}
-	p.Charts = append(p.Charts, r.bars("Requests served from the cache", objects), r.bars("Bytes served from the cache", bytes))
+	p.Charts = append(p.Charts, report.NewFigure("Requests served from the cache", r.bars("Requests served from the cache", objects)),
+		report.NewFigure("Bytes served from the cache", r.bars("Bytes served from the cache", bytes)))
 	return p.WriteHTML(w)
 }
 
@@ -106,6 +106,17 @@ func (r *PrefetchReport) WriteHTML(w io.Writer) error {
 	}
 	return p.WriteHTML(w)
 }
+
+// SVG draws the share of requests that were served: a line for each policy over the size of
+// the memory, or a bar for each cache if no policy has several sizes.
+func (r *CacheReport) SVG() string {
+	if xy := r.lines("Requests served, by size of the memory, "+r.Zone, objects); len(xy.Series) > 0 {
+		return xy.SVG(nil)
+	}
+	return r.bars("Requests served from the cache, "+r.Zone, objects).SVG(nil)
+}
+
+func objects(c *CacheResult) float64 { return c.ObjectRatio }
 
 // lines draws a value over the size of the memory: a line for each policy and each ratio
 // of the SSD to the memory. It leaves out policies of a single size.
@@ -135,13 +146,13 @@ func (r *CacheReport) lines(title string, value func(*CacheResult) float64) *cha
 	return xy
 }
 
-func (r *CacheReport) bars(title string, value func(*CacheResult) float64) report.Figure {
-	bars := chart.Bars{Title: title, Desc: title + " by policy and size", X: chart.Axis{Title: title, Unit: chart.Share, Full: true}}
+func (r *CacheReport) bars(title string, value func(*CacheResult) float64) *chart.Bars {
+	bars := &chart.Bars{Title: title, Desc: title + " by policy and size", X: chart.Axis{Title: title, Unit: chart.Share, Full: true}}
 	for i := range r.Results {
 		c := &r.Results[i]
 		bars.Rows = append(bars.Rows, chart.Row{Name: c.Config.name(), Values: []float64{value(c)}, Label: percent(value(c)) + " %", Weak: c.Config.isBound()})
 	}
-	return report.NewFigure(bars.Title, &bars)
+	return bars
 }
 
 // name returns a short name of a configuration.
@@ -206,11 +217,7 @@ func (r *CacheReport) table() report.Table {
 		if c.RAMNeverEvicted {
 			ram = "never evicted"
 		}
-		full := c.SSDNeverEvicted
-		if c.Config.SSD == 0 || c.Config.isBound() {
-			full = c.RAMNeverEvicted
-		}
-		if full {
+		if c.NeverFull() {
 			all = "never evicted"
 		}
 		t.Rows = append(t.Rows, []string{

@@ -75,7 +75,7 @@ func (v *pathValue) String() string {
 // Set implements pflag.Value. It refuses the name of a format, because a user who writes
 // "-o json" wants the format and not a file of that name.
 func (v *pathValue) Set(s string) error {
-	if slices.Contains([]string{"text", "json", "yaml", "html", "csv", "junit"}, s) {
+	if slices.Contains([]string{"text", "json", "yaml", "html", "csv", "svg", "junit"}, s) {
 		return fmt.Errorf("-o names what is written; the form is --output %s, and a file of that name is ./%s", s, s)
 	}
 	*v.path = s

@@ -54,7 +54,7 @@ report also lists the assumptions, and what the trace does not show.`,
 			return f.run(cmd, dir, f.zone)
 		},
 	}
-	f.add(cmd)
+	f.add(cmd, "json", "html")
 	f.addCache(cmd)
 	f.addReplica(cmd)
 	return cmd

@@ -15,6 +15,7 @@ import (
 	"example.org/slipway/cmd/slipway/command"
 	"example.org/slipway/internal/policy"
 	"example.org/slipway/workload/simulate"
+	"example.org/slipway/workload/simulate/table"
 	"example.org/slipway/workload/trace/store"
 )
 
@@ -38,12 +39,13 @@ type simulateFlags struct {
 	workers     int
 }
 
-func (f *simulateFlags) add(cmd *cobra.Command) {
+// add adds the flags. forms are those of the report besides text.
+func (f *simulateFlags) add(cmd *cobra.Command, forms ...string) {
 	fl := cmd.Flags()
 	fl.StringSliceVar(&f.zones, "zone", nil, "zones to simulate, each by itself (default: all)")
 	fl.StringVar(&f.from, "from", "", "leave out requests before this time (RFC 3339 or 2006-01-02)")
 	fl.StringVar(&f.to, "to", "", "leave out requests from this time on")
-	command.AddForm(fl, &f.format, "format", "json", "html")
+	command.AddForm(fl, &f.format, "format", forms...)
 	command.AddPath(fl, &f.out, "out", "file to write (default: standard output)")
 	fl.IntVar(&f.workers, "workers", 0, "simulations run at once (default: the number of cores)")
 }
@@ -108,8 +110,8 @@ func (f *simulateFlags) among(all []store.Zone) ([]string, error) {
 			return nil, fmt.Errorf("there is no zone %q; there are %v", z, names)
 		}
 	}
-	if f.format == "html" && len(zones) > 1 {
-		return nil, fmt.Errorf("a page shows one zone; choose one of %s with --zone", strings.Join(zones, ", "))
+	if (f.format == "html" || f.format == "svg") && len(zones) > 1 {
+		return nil, fmt.Errorf("a page or a picture shows one zone; choose one of %s with --zone", strings.Join(zones, ", "))
 	}
 	return zones, nil
 }
@@ -129,7 +131,7 @@ func (f *simulateFlags) each(ctx context.Context, out io.Writer, s *store.Store,
 		if i > 0 && f.format == "text" {
 			fmt.Fprintln(out)
 		}
-		if err := f.print(out, rep); err != nil {
+		if err := f.print(out, rep, i == 0); err != nil {
 			return err
 		}
 	}
@@ -154,12 +156,27 @@ func simulating(zone string) (show func(done, total int64), end func()) {
 	}
 }
 
-func (f *simulateFlags) print(w io.Writer, r simulateReport) error {
+// print writes the report of a zone. first says that none was written before.
+func (f *simulateFlags) print(w io.Writer, r simulateReport, first bool) error {
 	switch f.format {
 	case "json":
 		return r.WriteJSON(w)
 	case "html":
 		return r.WriteHTML(w)
+	}
+	switch r := r.(type) {
+	case *simulate.CacheReport:
+		switch f.format {
+		case "csv":
+			return table.Caches(w, r, first)
+		case "svg":
+			_, err := io.WriteString(w, r.SVG())
+			return err
+		}
+	case *simulate.PrefetchReport:
+		if f.format == "csv" {
+			return table.Prefetchers(w, r, first)
+		}
 	}
 	return r.WriteText(w)
 }
@@ -196,7 +213,7 @@ layers of the trace take together, or of what was pushed, or in bytes.`,
 			return f.run(cmd, args[0], f.zone)
 		},
 	}
-	f.add(cmd)
+	f.add(cmd, "json", "csv", "html", "svg")
 	fl := cmd.Flags()
 	fl.StringSliceVar(&f.policies, "policy", []string{"lru", "gdsf"}, "policies of the memory: "+strings.Join(simulate.Policies(), ", ")+", or exec:PROGRAM, a plug-in")
 	fl.StringSliceVar(&f.sizes, "size", []string{"2%", "4%", "6%", "8%", "10%"}, "sizes of the memory, in per cent or bytes, of all shards together")
@@ -400,7 +417,7 @@ layers of a manifest from what clients request after it.`,
 			return f.run(cmd, args[0], f.zone)
 		},
 	}
-	f.add(cmd)
+	f.add(cmd, "json", "csv", "html")
 	fl := cmd.Flags()
 	fl.StringSliceVar(&f.algorithms, "algorithm", simulate.Prefetchers(), "prefetchers: "+strings.Join(simulate.Prefetchers(), ", "))
 	fl.DurationSliceVar(&f.lm, "lm", hours, "how long a pushed layer counts as new (LMthresh)")
