@@ -18,7 +18,8 @@ import (
 const eventsHead = `# Events
 
 The registry sends events to webhooks, which ` + "`notifications.endpoints`" + ` in the [configuration](../config.md)
-lists, or [administrators add](../operating.md#webhooks). Those that were added get no events of blobs. Each request is a POST with one event. An endpoint gets events in the order in which they happened. They have
+lists, or which [administrators add](../operating.md#webhooks). Those that were added get no events of blobs. Each
+request is a POST with one event. An endpoint gets events in the order in which they happened. They have
 Distribution's form or, with ` + "`format: cloudevents`" + `, are CloudEvents 1.0 in structured mode. A status of 2xx
 acknowledges an event. After any other result the event is sent again, at growing intervals.
 

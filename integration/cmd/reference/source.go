@@ -291,6 +291,9 @@ func (d definition) with(fn *ast.FuncType, c call) definition {
 	return d
 }
 
+// pendingEvents is a gauge, although Distribution has given it the name of a counter.
+const pendingEvents = "registry_notifications_pending_total"
+
 // finish reads a definition that no longer depends on anything.
 func (f *finder) finish(d *definition) {
 	m := metric{pkg: d.at.file.pkg, kind: d.kind}
@@ -301,7 +304,7 @@ func (f *finder) finish(d *definition) {
 	}
 	if m.kind == "" { // the library learns the type only with the value; by convention the name shows it
 		m.kind = "gauge"
-		if strings.HasSuffix(m.name, "_total") {
+		if strings.HasSuffix(m.name, "_total") && m.name != pendingEvents {
 			m.kind = "counter"
 		}
 	}
