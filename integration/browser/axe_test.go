@@ -32,9 +32,22 @@ func TestAxe(t *testing.T) {
 	if found := w.axe(); len(found) == 0 {
 		t.Error("axe does not find a button without a name")
 	}
+	w.addWebhook("an-added-one", listener(t)+"/path")
 	for _, p := range w.crawl(mostAxe, starts...) {
 		w.runAxe(axe, p)
 	}
+}
+
+// addWebhook adds a webhook at the page.
+func (w *window) addWebhook(name, url string) {
+	w.t.Helper()
+	w.visit("/ui/webhooks")
+	w.fill("#name", name)
+	w.fill("#url", url)
+	w.fill("#repositories", "team/** a/long/pattern/of/repositories/that/nobody/has/**")
+	w.fill("#secret", "open sesame")
+	w.click(`form.action button[value="add"]`)
+	w.want("/ui/webhooks?done=add", name+" was added")
 }
 
 // mostAxe is the number of kinds of pages that axe looks at.

@@ -208,6 +208,7 @@ replication:
   - {name: from-vendor, direction: pull, url: "http://127.0.0.1:9", repositories: [products/agent], prefix: vendor}
 signatures: [{name: release, key: %s, repositories: ["team/**"]}]
 notifications:
+  networks: [127.0.0.0/8]
   endpoints:
     - {name: listener, url: %s/events, secret: of the listener}
     - {name: away, url: "http://127.0.0.1:9/a/long/path/of/a/listener/that/is/not/there", format: cloudevents}

@@ -105,6 +105,25 @@ func TestManage(t *testing.T) {
 				t.Error("a revoked token is accepted")
 			}
 
+			events := listener(t) + "/path-of-the-hook"
+			w.addWebhook("ci", events)
+			see("/ui/webhooks?done=add", "push, tag, delete", "webhook-added")
+			w.click(`button[aria-label="Test ci"]`)
+			see("/ui/webhooks", "ci answered 200 to the test", "webhook-tested")
+			w.click(`button[aria-label="Pause ci"]`)
+			see("/ui/webhooks?done=pause", "ci is paused", "webhook-paused")
+			w.click(`a[aria-label="Change ci"]`)
+			choose(`input[name="events"][value="pull"]`)
+			w.click(`form.action button[value="change"]`)
+			see("/ui/webhooks?done=change", "push, tag, delete, pull in team/**", "webhook-changed")
+			if html := eval[string](w, `document.documentElement.outerHTML`); strings.Contains(html, "path-of-the-hook") || strings.Contains(html, "open sesame") {
+				t.Error("the page has a credential of a webhook")
+			}
+			w.click(`a[aria-label="Remove ci"]`)
+			see("/ui/webhooks?remove=ci", "the events that wait for it are lost", "webhook-remove")
+			w.click("form button.danger")
+			see("/ui/webhooks?done=remove", "ci was removed", "webhook-removed")
+
 			w.click(`nav a[href="/ui/activity"]`)
 			see("/ui/activity", "revoke token", "activity")
 			w.fill("#user", "root")
