@@ -48,7 +48,7 @@ func FuzzPack(f *testing.F) {
 		}
 		files, size, err := s.readTable(t.Context(), digest)
 		if err != nil {
-			if !isDamage(err) {
+			if !packfile.IsDamage(err) {
 				t.Fatalf("not told as damage: %v", err)
 			}
 			return
@@ -57,7 +57,7 @@ func FuzzPack(f *testing.F) {
 		for i := range files {
 			total += files[i].Stored
 			err := s.verifyFile(t.Context(), &files[i], nil, true, true)
-			if err != nil && !isDamage(err) {
+			if err != nil && !packfile.IsDamage(err) {
 				t.Fatalf("content %d: not told as damage: %v", i, err)
 			}
 		}

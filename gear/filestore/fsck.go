@@ -147,7 +147,7 @@ func (s *Store) verifyPack(ctx context.Context, p *gearfacts.Pack, o VerifyOptio
 		err = s.guard.Verify(ctx, p.Digest)
 	}
 	if err != nil {
-		if !errors.Is(err, objstore.ErrNotExist) && !isDamage(err) {
+		if !errors.Is(err, objstore.ErrNotExist) && !packfile.IsDamage(err) {
 			return 0, err
 		}
 		if gone, e := s.replaced(ctx, p); gone || e != nil {
@@ -178,7 +178,7 @@ func (s *Store) verifyPack(ctx context.Context, p *gearfacts.Pack, o VerifyOptio
 			continue
 		}
 		sound = false
-		if !isDamage(bad) && !errors.Is(bad, objstore.ErrNotExist) {
+		if !packfile.IsDamage(bad) && !errors.Is(bad, objstore.ErrNotExist) {
 			return i, bad
 		}
 		if gone, e := s.replaced(ctx, p); gone || e != nil {
@@ -359,7 +359,7 @@ func (s *Store) Rebuild(ctx context.Context, found func(Problem)) (packs, files 
 			return err
 		}
 		table, size, err := s.readTable(ctx, digest)
-		if isDamage(err) {
+		if packfile.IsDamage(err) {
 			found(Problem{Pack: hex.EncodeToString(digest[:]), Orphan: true, What: err.Error()})
 			return nil
 		}

@@ -137,16 +137,8 @@ func (f *File) read(ctx context.Context, do func() error) error {
 
 // maybeLost reports whether an error of a read says that a pack may be lost.
 func maybeLost(err error) bool {
-	return parity.IsUnreadable(err) || errors.Is(err, objstore.ErrNotExist) || isDamage(err)
+	return parity.IsUnreadable(err) || errors.Is(err, objstore.ErrNotExist) || packfile.IsDamage(err)
 }
-
-// isDamage reports whether an error says that bytes differ from what was written.
-// Otherwise the error is a failure to read.
-func isDamage(err error) bool {
-	return errors.Is(err, gear.ErrFormat) || errors.Is(err, gear.ErrContent) || errors.Is(err, packfile.ErrFormat) || errors.Is(err, errShort)
-}
-
-var errShort = errors.New("the pack is too short")
 
 // damaged records that a content is lost.
 func (s *Store) damaged(ctx context.Context, name, pack gear.Name, found error) error {
@@ -198,7 +190,7 @@ func (s *Store) readPack(ctx context.Context, pack gear.Name, off, n int64) ([]b
 	}
 	defer o.Close()
 	if o.Info().Size < off+n { // checked before memory is allocated for it
-		return nil, fmt.Errorf("%d bytes at %d of %d: %w", n, off, o.Info().Size, errShort)
+		return nil, fmt.Errorf("%d bytes at %d of %d: %w", n, off, o.Info().Size, packfile.ErrShort)
 	}
 	b := make([]byte, n)
 	if _, err := io.ReadFull(o, b); err != nil {
@@ -244,10 +236,10 @@ func (s *Store) readAll(ctx context.Context, items []*item) {
 	}
 }
 
-// short turns an unexpected end of an object into errShort.
+// short turns an unexpected end of an object into packfile.ErrShort.
 func short(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return errShort
+		return packfile.ErrShort
 	}
 	return err
 }
@@ -471,7 +463,7 @@ func (f *File) stored(ctx context.Context, first, n int) (o objstore.Object, len
 		return nil, 0, fmt.Errorf("read pack: %w", err)
 	}
 	if o.Info().Size < from+length {
-		return nil, 0, errors.Join(fmt.Errorf("%d bytes at %d of %d: %w", length, from, o.Info().Size, errShort), o.Close())
+		return nil, 0, errors.Join(fmt.Errorf("%d bytes at %d of %d: %w", length, from, o.Info().Size, packfile.ErrShort), o.Close())
 	}
 	return o, length, nil
 }

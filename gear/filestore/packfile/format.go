@@ -32,6 +32,15 @@ const (
 // ErrFormat is in the chain of errors about bytes that are not a pack.
 var ErrFormat = errors.New("malformed pack")
 
+// ErrShort says that a pack ends before the place that was to be read.
+var ErrShort = errors.New("the pack is too short")
+
+// IsDamage reports whether an error says that bytes differ from what was written.
+// Otherwise the error is a failure to read.
+func IsDamage(err error) bool {
+	return errors.Is(err, gear.ErrFormat) || errors.Is(err, gear.ErrContent) || errors.Is(err, ErrFormat) || errors.Is(err, ErrShort)
+}
+
 // Header returns the beginning of a pack.
 func Header(dict []byte) []byte {
 	b := binary.LittleEndian.AppendUint32([]byte(packMagic), uint32(len(dict)))
