@@ -111,7 +111,8 @@ func (w *worker) enqueue(ctx context.Context, c change) error {
 const lookAgain = 30 * time.Second
 
 func (w *worker) run(ctx context.Context) {
-	w.busy.Lock() // the rule that this one replaces may still be ending
+	w.busy.Lock()
+	//lint:ignore SA2001 The rule that this one replaces may still be ending. Wait for it.
 	w.busy.Unlock()
 	for {
 		wait, err := w.step(ctx)
