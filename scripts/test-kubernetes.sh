@@ -4,7 +4,7 @@
 #
 #   scripts/test-kubernetes.sh [FLAG...]   flags of go test, such as -v or -run TestOneNode
 #
-#   SLIPWAY_TEST_TIMEOUT                   limit of each package, default 40m
+#   SLIPWAY_TEST_TIMEOUT                   limit of each package, default 90m; all clusters take an hour
 #   SLIPWAY_CONTAINERDS                    "all", the default, takes pods through their life with each
 #                                          version of containerd that works; make test takes two
 #
@@ -22,4 +22,4 @@ go build -o "$work/slipway" ./cmd/slipway
 (cd integration && go build -o "$work/testsum" ./cmd/testsum)
 export SLIPWAY_BIN=$work/slipway SLIPWAY_CONTAINERDS=${SLIPWAY_CONTAINERDS-all}
 # A test that is skipped has not run, so the summary counts it as a failure.
-(cd integration && go test -json -count 1 -p 1 -timeout "${SLIPWAY_TEST_TIMEOUT:-40m}" "$@" ./kubernetes/...) | "$work/testsum"
+(cd integration && go test -json -count 1 -p 1 -timeout "${SLIPWAY_TEST_TIMEOUT:-90m}" "$@" ./kubernetes/...) | "$work/testsum"
