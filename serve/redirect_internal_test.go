@@ -47,7 +47,8 @@ storage:
 		t.Fatal(err)
 	}
 	r := &redirector{store: signer{}, away: func() error { return nil }, rules: rules, min: int64(c.Storage.Redirect.MinSize), expiry: c.Storage.Redirect.Expiry,
-		holds: func(key string) bool { return key == storage.BlobKey(held) }}
+		holds:  func(key string) bool { return key == storage.BlobKey(held) },
+		pulled: func(context.Context, registry.Event) error { return nil }}
 	for _, tc := range []struct {
 		repo, client string
 		blob         string

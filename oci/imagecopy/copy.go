@@ -197,9 +197,14 @@ func (c *copier) image(ctx context.Context, im Image) error {
 		SortTags(refs)
 	}
 	var errs []error
+	looks := 0
 	for _, ref := range refs {
 		c.step(func(p *Progress) { p.Repo, p.Reference = im.From, ref })
-		err := c.reference(ctx, im, ref)
+		err := c.gone(ctx, im.From, ref, c.reference(ctx, im, ref), &looks)
+		if errors.Is(err, ErrGone) && len(im.References) == 0 {
+			c.o.Logger.InfoContext(ctx, "a tag was deleted during the copy", "repo", im.From, "ref", ref)
+			continue
+		}
 		if err == nil {
 			c.step(func(p *Progress) { p.References++ })
 			c.o.Logger.InfoContext(ctx, "image is copied", "repo", im.From, "ref", ref, "to", im.To)
@@ -260,6 +265,39 @@ func byNumbers(a, b string) int {
 
 // digits returns the number of digits at the beginning of a tag.
 func digits(s string) int { return len(s) - len(strings.TrimLeft(s, "0123456789")) }
+
+// ErrGone is in the chain of errors about a tag that was deleted during the copy.
+var ErrGone = errors.New("the tag was deleted")
+
+// goneError is the error of a copy of a tag that was deleted.
+type goneError struct{ error }
+
+// Is implements the interface that errors.Is looks for.
+func (e goneError) Is(target error) bool { return target == ErrGone }
+
+// Unwrap returns what the source said.
+func (e goneError) Unwrap() error { return e.error }
+
+// maxLooks bounds how often the tags of a repository are listed again.
+const maxLooks = 16
+
+// gone returns the error of the copy of a tag, as a goneError if the source does not list
+// the tag any more. A tag that it lists and cannot give is a loss, and not gone. looks
+// counts the lists.
+func (c *copier) gone(ctx context.Context, repo, tag string, err error, looks *int) error {
+	lost := func(err error) bool {
+		return oci.HasCode(err, oci.CodeManifestUnknown) || oci.HasCode(err, oci.CodeNameUnknown)
+	}
+	if !lost(err) || oci.IsDigest(tag) || *looks >= maxLooks {
+		return err
+	}
+	*looks++
+	tags, now := oci.AllNames(func(last string, n int) ([]string, bool, error) { return c.src.Tags(ctx, repo, last, n) })
+	if now != nil && !oci.HasCode(now, oci.CodeNameUnknown) || slices.Contains(tags, tag) {
+		return err
+	}
+	return goneError{err}
+}
 
 // reference copies one tag or digest. It resolves a tag only once, so that the tag may
 // move during the copy.

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
@@ -17,6 +19,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
 
 	"example.org/slipway/internal/backendtest"
 	"example.org/slipway/oci"
@@ -457,6 +460,68 @@ func TestCopyWithoutAList(t *testing.T) {
 		}
 		s.Close()
 	}
+}
+
+// deleting deletes tags of app when the first one is looked up, and loses others: it goes on
+// listing these.
+type deleting struct {
+	*memRegistry
+	listed         map[string]bool
+	deletes, loses []string
+	once           sync.Once
+}
+
+func (d *deleting) ResolveManifest(ctx context.Context, repo, ref string) (oci.Descriptor, error) {
+	d.once.Do(func() {
+		for _, tag := range slices.Concat(d.deletes, d.loses) {
+			delete(d.tags, "app:"+tag)
+		}
+		for _, tag := range d.deletes {
+			delete(d.listed, tag)
+		}
+	})
+	return d.memRegistry.ResolveManifest(ctx, repo, ref)
+}
+
+func (d *deleting) Tags(_ context.Context, _, last string, _ int) ([]string, bool, error) {
+	return pageOf(slices.Collect(maps.Keys(d.listed)), last)
+}
+
+// TestCopyWhileTagsAreDeleted copies a repository whose tags are deleted, or lost, after they
+// were listed. A deleted tag is none, and the others are copied. A lost one is an error.
+func TestCopyWhileTagsAreDeleted(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		src, dst := newMem(), newMem()
+		d := &deleting{memRegistry: src, listed: map[string]bool{}}
+		want, lost := map[string]bool{}, 0
+		for i := range rapid.IntRange(1, 8).Draw(rt, "tags") {
+			tag := fmt.Sprint("v", i)
+			image(t, src, "app", nil, []string{tag}, tag)
+			d.listed[tag] = true
+			switch rapid.SampledFrom([]string{"stays", "deleted", "lost"}).Draw(rt, tag) {
+			case "stays":
+				want["app:"+tag] = true
+			case "deleted":
+				d.deletes = append(d.deletes, tag)
+			case "lost":
+				d.loses = append(d.loses, tag)
+				lost++
+			}
+		}
+		p, err := imagecopy.Copy(t.Context(), dst, d, imagecopy.Options{ContinueOnError: true, Parallel: 1, Images: []imagecopy.Image{{From: "app"}}})
+		if (err != nil) != (lost > 0) || p.Failed != int64(lost) || errors.Is(err, imagecopy.ErrGone) {
+			rt.Errorf("%d tags were lost: %d failed, error %v", lost, p.Failed, err)
+		}
+		for tag := range dst.tags {
+			if !want[tag] {
+				rt.Errorf("%s was copied", tag)
+			}
+			delete(want, tag)
+		}
+		if len(want) > 0 {
+			rt.Errorf("not copied: %v", want)
+		}
+	})
 }
 
 // TestCopyOfAListedRepositoryWithoutTags copies a whole registry that lists a repository and then

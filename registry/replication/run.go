@@ -330,6 +330,9 @@ func (x *run) copy(ctx context.Context, images []imagecopy.Image) error {
 				x.step(func(rep *Report) { rep.Newer++ })
 				err = nil
 			}
+			if errors.Is(err, imagecopy.ErrGone) { // it was deleted since the comparison
+				err = nil
+			}
 			if err := x.ended(ctx, to, err); err != nil {
 				cancel(err)
 			}
