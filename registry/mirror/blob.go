@@ -83,7 +83,7 @@ func (m *Registry) askBlob(ctx context.Context, s *source, name, repo string, d 
 			return err
 		})
 		if err != nil {
-			m.refuse(s, kindBlob, repo, string(d), err)
+			m.refuse(ctx, s, kindBlob, repo, string(d), err)
 			return nil, err
 		}
 		return &oci.Manifest{Descriptor: desc}, nil
@@ -151,7 +151,7 @@ func (m *Registry) openBlob(ctx context.Context, s *source, name, repo string, d
 		}
 		c, err := m.openFill(ctx, s, name, repo, d, p, look > 0)
 		if !errors.Is(err, fill.ErrLookAgain) {
-			return c, err
+			return c, onward(ctx, err)
 		}
 	}
 	return nil, errChanging
@@ -303,5 +303,7 @@ func (h host) Fetched(o fill.Origin, d oci.Digest, bytes int64, took time.Durati
 
 // Failed implements fill.Host.
 func (h host) Failed(o fill.Origin, d oci.Digest, err error) {
-	h.m.refuse(h.s, kindBlob, o.Repo, string(d), err)
+	if !upstream.IsBack(err) { // the way on which it was asked for is not known here
+		h.m.refuse(context.Background(), h.s, kindBlob, o.Repo, string(d), err)
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/registry/mirror/route"
 	"example.org/slipway/registry/mirror/upstream"
 )
 
@@ -335,7 +336,7 @@ func (m *Registry) fetch(ctx context.Context, s *source, name, repo, ref, tag st
 	took := time.Since(began)
 	m.metrics.observe(s, kindManifest, took)
 	if err != nil {
-		m.refuse(s, kindManifest, repo, ref, err)
+		m.refuse(ctx, s, kindManifest, repo, ref, err)
 		return nil, err
 	}
 	s.counts.pulled.Add(mf.Size)
@@ -355,7 +356,12 @@ func (m *Registry) fetch(ctx context.Context, s *source, name, repo, ref, tag st
 }
 
 // refuse remembers that the upstream does not have something, or does not let us have it.
-func (m *Registry) refuse(s *source, k kind, repo, ref string, err error) {
+// That a question has come back is remembered only if a client asked it: whether it comes
+// back depends on the way that it came.
+func (m *Registry) refuse(ctx context.Context, s *source, k kind, repo, ref string, err error) {
+	if len(route.From(ctx)) > 0 && upstream.IsBack(err) {
+		return
+	}
 	if why := upstream.KindOf(err); why == upstream.NotFound || why == upstream.Denied {
 		s.negative[k].set(repo, ref, err, m.now(), s.NegativeTTL)
 	}
@@ -390,7 +396,7 @@ func (m *Registry) stale(ctx context.Context, s *source, repo, tag string, have 
 	case kind == upstream.NotFound && (s.KeepDeleted || upstream.IsBack(err)):
 		again = s.TTL
 	case kind == upstream.NotFound:
-		m.refuse(s, kindManifest, repo, tag, err)
+		m.refuse(ctx, s, kindManifest, repo, tag, err)
 		s.tags.drop(repo, tag)
 		if err := m.store.ForgetTag(ctx, repo, tag); err != nil {
 			m.log.Warn("drop a tag that is gone upstream", "repo", repo, "tag", tag, "err", err)
@@ -398,7 +404,7 @@ func (m *Registry) stale(ctx context.Context, s *source, repo, tag string, have 
 		m.event(Event{Action: ActionGone, Upstream: s.Name, Repo: repo, Ref: tag, Digest: have.Digest})
 		return nil, err
 	case kind == upstream.Denied:
-		m.refuse(s, kindManifest, repo, tag, err)
+		m.refuse(ctx, s, kindManifest, repo, tag, err)
 		st.digest, st.until = have.Digest, time.Time{} // ask the upstream again next time
 		s.tags.set(repo, tag, st, now)
 		m.revoke(ctx, repo, tag)
@@ -497,7 +503,7 @@ func (m *Registry) cannotAsk(ctx context.Context, s *source, k kind, repo, ref s
 	}
 	if err := s.negative[k].get(repo, ref, now); err != nil {
 		s.counts.add(k, resultNegative)
-		return err
+		return onward(ctx, err)
 	}
 	return nil
 }

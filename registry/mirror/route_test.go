@@ -119,6 +119,56 @@ func TestRing(t *testing.T) {
 	}
 }
 
+// TestBackGoesOn puts a mirror before an upstream that says that the question has come back. A
+// client hears that there is no such thing, and a mirror that the question has come back, also
+// when the mirror remembers what the client heard.
+func TestBackGoesOn(t *testing.T) {
+	t.Parallel()
+	up := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusLoopDetected)
+		_, _ = io.WriteString(w, `{"errors":[{"code":"MANIFEST_UNKNOWN"}]}`)
+	}))
+	t.Cleanup(up.Close)
+	u, err := upstream.New(&upstream.Options{Name: "m", URL: up.URL + "/v2/m"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(u.Close)
+	store := newRegistry(t, memstore.New(nil), &registry.Options{Partial: func(string) bool { return true }})
+	m, err := mirror.New(store, &mirror.Options{Dir: t.TempDir(), Sources: []mirror.Source{{Name: "m", Upstream: u, TTL: -1, NegativeTTL: time.Hour}}, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = m.Close(context.Background()) })
+	s := httptest.NewServer(route.Receive(server.New(m, &server.Options{Logger: slog.New(slog.DiscardHandler)})))
+	t.Cleanup(s.Close)
+	absent := string(oci.SHA256([]byte("absent")))
+	for _, path := range []string{"manifests/none", "manifests/" + absent, "blobs/" + absent} {
+		for _, c := range []struct {
+			way  string
+			want int
+		}{{"other", http.StatusLoopDetected}, {"", http.StatusNotFound}, {"other", http.StatusLoopDetected}, {"another,other", http.StatusLoopDetected}, {"", http.StatusNotFound}} {
+			for _, method := range []string{http.MethodHead, http.MethodGet} {
+				req, err := http.NewRequestWithContext(t.Context(), method, s.URL+"/v2/m/a/"+path, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if c.way != "" {
+					req.Header.Set(route.Header, c.way)
+				}
+				resp, err := http.DefaultClient.Do(req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				_ = resp.Body.Close()
+				if resp.StatusCode != c.want {
+					t.Errorf("%s %s of a request that came through %q: status %d, want %d", method, path, c.way, resp.StatusCode, c.want)
+				}
+			}
+		}
+	}
+}
+
 // TestRingAtOnce asks all registries of a ring at the same moment for what none of them has,
 // and for what one of them has. Each is then already asking the next one when it is asked.
 func TestRingAtOnce(t *testing.T) {

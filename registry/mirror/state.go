@@ -348,7 +348,7 @@ func (m *Registry) fly(ctx context.Context, k flightKey, ask func(ctx context.Co
 		first := fs.under[id]
 		fs.mu.Unlock()
 		if first != nil && doneSoon(ctx, first.done) {
-			return first.m, false, first.err
+			return first.m, false, onward(ctx, first.err)
 		}
 		id.way = way
 		fs.mu.Lock()
@@ -379,5 +379,13 @@ func (m *Registry) fly(ctx context.Context, k flightKey, ask func(ctx context.Co
 	if f.err != nil && m.ctx.Err() != nil {
 		return nil, began, fill.ErrClosed()
 	}
-	return f.m, began, f.err
+	return f.m, began, onward(ctx, f.err)
+}
+
+// onward returns the error for the client of ctx.
+func onward(ctx context.Context, err error) error {
+	if len(route.From(ctx)) == 0 {
+		return err
+	}
+	return upstream.Onward(err)
 }

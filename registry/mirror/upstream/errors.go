@@ -60,6 +60,7 @@ type Error struct {
 	code oci.Code // the error code for what is not found
 	slow bool     // it took a timeout to find out
 	sure bool     // the endpoint itself says so, and works as it should
+	back bool     // the client is a mirror, and is told that its question came back
 }
 
 // KindOf returns the kind of an upstream's error, or 0 for any other error.
@@ -76,6 +77,19 @@ func KindOf(err error) Kind {
 func IsBack(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Status == http.StatusLoopDetected
+}
+
+// Onward returns the error for a client that is a mirror itself. If the question has come
+// back to a mirror, that client is told so, since it may be the one that has what it asks
+// for.
+func Onward(err error) error {
+	var e *Error
+	if !errors.As(err, &e) || !IsBack(err) {
+		return err
+	}
+	onward := *e
+	onward.back = true
+	return &onward
 }
 
 // Error implements error.
@@ -110,6 +124,9 @@ func (e *Error) wire() *oci.Error {
 	switch e.Kind {
 	case NotFound:
 		w.Code, w.Status = e.code, http.StatusNotFound
+		if e.back {
+			w.Status = http.StatusLoopDetected
+		}
 		if w.Code == "" {
 			w.Code = oci.CodeNameUnknown
 		}
