@@ -254,7 +254,7 @@ func TestReplicateNeedsItsRules(t *testing.T) {
 	s := start(t, setup{root: root})
 	const rules = "replication: [{name: later, url: 'http://127.0.0.1:1', repositories: ['**']}]\n"
 	a, done := openAdmin(t, configure(t, setup{root: root, yaml: rules}))
-	if _, err := a.Replication(t.Context()); err == nil || !strings.Contains(err.Error(), `"later": restart it`) {
+	if _, err := a.Replication(t.Context()); err == nil || !strings.Contains(err.Error(), `rule "later" yet`) {
 		t.Errorf("a rule that the server does not have: got %v", err)
 	}
 	done()
