@@ -44,6 +44,7 @@ type Agent struct {
 	dir      string // of the configuration and the log
 	config   string // path of the configuration
 	watchdog *time.Timer
+	allowed  time.Duration // what Allow adds
 }
 
 // Status holds the part of slipway agent status that tests need.
@@ -101,8 +102,12 @@ func New(t testing.TB, config string) *Agent {
 	return a
 }
 
-// Allow extends the time until the test counts as hung. From now on, it is hang plus d.
-func (a *Agent) Allow(d time.Duration) { a.watchdog.Reset(hang + d) }
+// Allow extends the time until the test counts as hung. From now on, it is hang plus d. A
+// command may take d longer, too.
+func (a *Agent) Allow(d time.Duration) {
+	a.watchdog.Reset(hang + d)
+	a.allowed = d
+}
 
 // Start starts an agent and waits until it answers.
 func Start(t testing.TB, config string) *Agent {
@@ -172,7 +177,7 @@ func (a *Agent) Try(args ...string) (string, error) {
 	for at = 0; at < len(args) && args[at] != "--"; at++ {
 	}
 	args = append(append(append([]string{}, args[:at]...), "--root", a.Root, "--config", a.config), args[at:]...)
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute+a.allowed)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, slipway.Binary(a.t), args...)
 	cmd.Env, cmd.WaitDelay = environment(), 5*time.Second
