@@ -269,26 +269,14 @@ func digits(s string) int { return len(s) - len(strings.TrimLeft(s, "0123456789"
 // ErrGone is in the chain of errors about a tag that was deleted during the copy.
 var ErrGone = errors.New("the tag was deleted")
 
-// goneError is the error of a copy of a tag that was deleted.
-type goneError struct{ error }
-
-// Is implements the interface that errors.Is looks for.
-func (e goneError) Is(target error) bool { return target == ErrGone }
-
-// Unwrap returns what the source said.
-func (e goneError) Unwrap() error { return e.error }
-
 // maxLooks bounds how often the tags of a repository are listed again.
 const maxLooks = 16
 
-// gone returns the error of the copy of a tag, as a goneError if the source does not list
-// the tag any more. A tag that it lists and cannot give is a loss, and not gone. looks
+// gone returns the error of the copy of a tag, with ErrGone if the source does not list the
+// tag any more. A tag that it lists and cannot give is a loss, and not gone. looks
 // counts the lists.
 func (c *copier) gone(ctx context.Context, repo, tag string, err error, looks *int) error {
-	lost := func(err error) bool {
-		return oci.HasCode(err, oci.CodeManifestUnknown) || oci.HasCode(err, oci.CodeNameUnknown)
-	}
-	if !lost(err) || oci.IsDigest(tag) || *looks >= maxLooks {
+	if !oci.HasCode(err, oci.CodeManifestUnknown, oci.CodeNameUnknown) || oci.IsDigest(tag) || *looks >= maxLooks {
 		return err
 	}
 	*looks++
@@ -296,7 +284,7 @@ func (c *copier) gone(ctx context.Context, repo, tag string, err error, looks *i
 	if now != nil && !oci.HasCode(now, oci.CodeNameUnknown) || slices.Contains(tags, tag) {
 		return err
 	}
-	return goneError{err}
+	return fmt.Errorf("%w: %w", ErrGone, err)
 }
 
 // reference copies one tag or digest. It resolves a tag only once, so that the tag may

@@ -229,7 +229,7 @@ func (x *run) look(ctx context.Context, repo, to, tag string) (lacks []string, i
 
 // absent reports whether an error says that a registry has no such manifest.
 func absent(err error) bool {
-	return oci.HasCode(err, oci.CodeManifestUnknown) || oci.HasCode(err, oci.CodeNameUnknown)
+	return oci.HasCode(err, oci.CodeManifestUnknown, oci.CodeNameUnknown)
 }
 
 const (

@@ -157,7 +157,7 @@ var ErrNoDirectory = errors.New("the image has no such directory")
 // Absent reports whether an error says that something does not exist.
 func Absent(err error) bool {
 	return errors.Is(err, catalog.ErrNotFound) || errors.Is(err, catalog.ErrNoRepository) ||
-		oci.HasCode(err, oci.CodeBlobUnknown) || oci.HasCode(err, oci.CodeManifestUnknown) || oci.HasCode(err, oci.CodeNameUnknown)
+		oci.HasCode(err, oci.CodeBlobUnknown, oci.CodeManifestUnknown, oci.CodeNameUnknown)
 }
 
 // Ref is an image as an address names it. Ref is a tag or a digest.
