@@ -87,7 +87,8 @@ func (a *Agent) Explain(ctx context.Context, name string) (api.Explanation, erro
 // fetched says what was fetched of an image. Parts of a large file count as bytes at once, and
 // the file counts when it is whole, so there may be bytes and no file.
 func fetched(c *gearfs.ImageCounts) string {
-	return fmt.Sprintf("Since this worker started, %d bytes were fetched on demand, %d of the profile and %d in the background. With them %d, %d and %d files became whole.",
+	return fmt.Sprintf("Since this worker started, %d bytes were fetched on demand, %d of the profile and %d in the background. "+
+		"With them %d, %d and %d files became whole.",
 		c.DemandBytes, c.ProfileBytes, c.BackgroundBytes, c.DemandFiles, c.ProfileFiles, c.BackgroundFiles)
 }
 
@@ -177,7 +178,8 @@ func explainStart(s *starts.Start, say func(format string, args ...any)) {
 	case !s.Watched:
 		say("Not all opens of that start could be seen, so it is not known how good the prediction was; %d files were missing in it.", q.Missed)
 	default:
-		say("The start expected %d files of %d bytes. %d of these files, of %d bytes, were wanted, a precision of %.0f %%; %d others, of %d bytes, were wanted besides; %d bytes came in vain.",
+		say("The start expected %d files of %d bytes. %d of these files, of %d bytes, were wanted, a precision of %.0f %%; "+
+			"%d others, of %d bytes, were wanted besides; %d bytes came in vain.",
 			q.Predicted, q.PredictedBytes, q.Hit, q.HitBytes, 100*q.Precision(), q.Missed, q.MissedBytes, q.WastedBytes)
 	}
 }

@@ -79,9 +79,8 @@ func IsBack(err error) bool {
 	return errors.As(err, &e) && e.Status == http.StatusLoopDetected
 }
 
-// Onward returns the error for a client that is a mirror itself. If the question has come
-// back to a mirror, that client is told so, since it may be the one that has what it asks
-// for.
+// Onward returns the error for a client that is a mirror itself. It tells this client if the
+// question came back to a mirror, because the client may have the content itself.
 func Onward(err error) error {
 	var e *Error
 	if !errors.As(err, &e) || !IsBack(err) {
