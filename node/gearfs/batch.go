@@ -33,7 +33,6 @@ type batch struct {
 	got       int64
 	paused    bool
 	began     time.Time
-	first     time.Time // when the first content arrived
 	guard     *guard
 	pace      *pace.Pace // nil: it need not spare the processors, or cannot measure them
 
@@ -134,9 +133,7 @@ func (b *batch) deliver(ctx context.Context, i int, r io.Reader) error {
 	if i < 0 || i >= len(b.flights) || b.delivered[i] {
 		return fmt.Errorf("the source delivers file %d of %d, or twice", i, len(b.flights))
 	}
-	if b.first.IsZero() {
-		b.first = time.Now()
-	}
+	b.flow.Answered(time.Now()) // for a source that does not tell what arrives
 	b.mu.Lock()
 	mine := i < b.end
 	if mine {
@@ -521,7 +518,8 @@ func (b *batch) finish(err error) {
 	if b.paused || b.slow || errors.Is(err, errSlow) {
 		got = 0
 	}
-	c.measures(b.src, b.began, b.first, got)
+	rtt, took := b.flow.Took(time.Now())
+	b.flow.Link.Observe(rtt, got, took)
 	if files > 0 {
 		b.src.delivered(b.began)
 	}

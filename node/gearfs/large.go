@@ -330,7 +330,7 @@ func (c *scheduler) runRange(j *rangeJob, src *source) {
 		r.pace = pace.New()
 		defer r.pace.Close()
 	}
-	first, got, brought, err := r.read(ctx)
+	got, brought, err := r.read(ctx)
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = cause
 	}
@@ -340,7 +340,8 @@ func (c *scheduler) runRange(j *rangeJob, src *source) {
 	c.ended(j.prio, &r.flow, r.slow)
 	src.bytes += got
 	if !r.slow && !errors.Is(err, errSlow) {
-		c.measures(src, began, first, got)
+		rtt, took := r.flow.Took(time.Now())
+		r.flow.Link.Observe(rtt, got, took)
 	}
 	if brought > 0 {
 		src.delivered(began)
@@ -392,35 +393,32 @@ func (r *rangeRequest) reached(n int64) {
 }
 
 // read reads the chunks of the job. The job gets shorter with each chunk, and may be cut
-// meanwhile. read returns the time when the first byte came, and how many bytes and chunks
-// came.
-func (r *rangeRequest) read(ctx context.Context) (first time.Time, got int64, brought int, err error) {
+// meanwhile. read returns how many bytes and chunks came.
+func (r *rangeRequest) read(ctx context.Context) (got int64, brought int, err error) {
 	from, err := r.c.dialled(r.src)
 	if err != nil {
-		return first, 0, 0, err
+		return 0, 0, err
 	}
 	lf := r.j.lf
 	at, n := r.j.span()
 	off := int64(at) * gear.ChunkSize
 	body, err := from.Range(gear.WithArrival(ctx, r.came), lf.f, off, min(int64(at+n)*gear.ChunkSize, lf.f.Size)-off, r.j.checked)
 	if err != nil {
-		return first, 0, 0, err
+		return 0, 0, err
 	}
 	defer body.Close()
-	// The source has answered. Chunks are decoded whole, so the bytes of one arrive
-	// together.
-	first = time.Now()
+	r.flow.Answered(time.Now())
 	buf := make([]byte, gear.ChunkSize)
 	for ; n > 0; at, n = r.j.span() {
 		chunk := buf[:gear.ChunkLen(lf.f.Size, at)]
 		m, err := r.fill(body, chunk)
 		got += int64(m)
 		if err != nil {
-			return first, got, brought, fmt.Errorf("chunk %d of file %x: %w", at, lf.f.Name, err)
+			return got, brought, fmt.Errorf("chunk %d of file %x: %w", at, lf.f.Name, err)
 		}
 		r.flow.Local(true)
 		if err := lf.put(at, chunk, r.j.prio); err != nil {
-			return first, got, brought, ofCache(err)
+			return got, brought, ofCache(err)
 		}
 		brought++
 		r.j.stored()
@@ -428,12 +426,12 @@ func (r *rangeRequest) read(ctx context.Context) (first time.Time, got int64, br
 		lf.c.s.tryComplete(lf)
 		if _, n := r.j.span(); r.j.prio == inBackground && n > 0 {
 			if err := r.c.spare(ctx, r.guard, lf, r.pace, len(chunk)); err != nil {
-				return first, got, brought, err
+				return got, brought, err
 			}
 		}
 		r.flow.Local(false)
 	}
-	return first, got, brought, nil
+	return got, brought, nil
 }
 
 // fill reads a chunk.

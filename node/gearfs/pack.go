@@ -35,8 +35,7 @@ type pack struct {
 	flow  flow.Flow
 	guard *guard
 	began time.Time
-	first time.Time // when the first file came
-	got   int64     // bytes of content
+	got   int64 // bytes of content
 	heard atomic.Bool
 
 	// coming has the place of each name in the profile. It is nil before the names are known
@@ -93,8 +92,9 @@ func (p *pack) run(ctx context.Context) {
 		p.src.delivered(p.began)
 	}
 	switch {
-	case err == nil && !p.first.IsZero():
-		c.link(p.src.ref.Registry).Observe(0, p.got, time.Since(p.first))
+	case err == nil:
+		_, took := p.flow.Took(time.Now()) // the answer begins when the registry has put the files together
+		p.flow.Link.Observe(0, p.got, took)
 	case err != nil && !isNotExist(err) && c.s.ctx.Err() == nil:
 		c.s.log.Info("the files of a profile did not all come early", "source", p.src.ref.String(), "err", err)
 	}
@@ -173,9 +173,6 @@ func (p *pack) deliver(f gear.File, r io.Reader) error {
 	c := p.c
 	p.flow.Local(true)
 	defer p.flow.Local(false)
-	if p.first.IsZero() {
-		p.first = time.Now()
-	}
 	if err := store(c.s.cache, p.view, f, r); err != nil {
 		return err
 	}

@@ -210,14 +210,6 @@ func (c *scheduler) link(registry string) *flow.Link {
 	return l
 }
 
-// measures has the time until the first bytes of a request came count for its link, and the
-// rate at which the others came.
-func (c *scheduler) measures(src *source, began, first time.Time, got int64) {
-	if !first.IsZero() {
-		c.link(src.ref.Registry).Observe(first.Sub(began), got, time.Since(first))
-	}
-}
-
 // Reconnector is a Source whose following requests can be made over new connections.
 type Reconnector interface {
 	Source

@@ -140,10 +140,24 @@ func (m mark) since(now time.Time, n int64) float64 {
 
 // Came notes that n bytes have arrived. Any goroutine may call it.
 func (f *Flow) Came(n int, now time.Time) {
-	if f.arrived.Add(int64(n)) == int64(n) && n > 0 {
-		f.answered.Store(int64(now.Sub(f.began)))
+	if n > 0 {
+		f.Answered(now)
 	}
+	f.arrived.Add(int64(n))
 	f.Link.arrived.Add(int64(n))
+}
+
+// Answered notes that the answer has begun, if that is not known yet. Any goroutine may call
+// it.
+func (f *Flow) Answered(now time.Time) { f.answered.CompareAndSwap(0, int64(now.Sub(f.began))) }
+
+// Took returns the time until the answer began, and the time since then. Both are 0 if there
+// is no answer yet.
+func (f *Flow) Took(now time.Time) (rtt, since time.Duration) {
+	if rtt = time.Duration(f.answered.Load()); rtt == 0 {
+		return 0, 0
+	}
+	return rtt, now.Sub(f.began.Add(rtt))
 }
 
 // Local notes whether the request is busy with what has arrived, and reads nothing. Any

@@ -8,8 +8,9 @@ import (
 const (
 	// AssumedRate is the rate of a link before the first measurement, in bytes a second.
 	AssumedRate = 4 << 20
-	// smooth is the weight of a new measurement in the average.
-	smooth = 0.3
+	// smooth is the weight of a new measurement in the average. longSample bounds how much
+	// time it counts for, so that a link that became faster is soon known as such.
+	smooth, longSample = 0.3, time.Second
 	// minSample is the fewest bytes from which a rate is computed. Fewer bytes may have
 	// come from a shaper's bucket or a socket's buffer.
 	minSample = 512 << 10
@@ -27,6 +28,9 @@ type Link struct {
 	Rate float64
 
 	least time.Duration // the shortest round trip
+	// brought and took are the averages whose quotient is Rate. An average of rates would be
+	// that of the shortest requests: a chunk of zeros takes no time at all.
+	brought, took float64
 	// arrived counts the bytes on the wire. wire is how many a second all requests together
 	// can bring, and most how many they could lately. had bytes had arrived at since, when
 	// that was measured last.
@@ -55,12 +59,14 @@ func (l *Link) Observe(rtt time.Duration, bytes int64, took time.Duration) {
 	if bytes < minSample || took <= 0 {
 		return
 	}
-	r := float64(bytes) / took.Seconds()
-	if l.Rate == 0 {
-		l.Rate = r
-	} else {
-		l.Rate += smooth * (r - l.Rate)
+	counts := min(1, longSample.Seconds()/took.Seconds())
+	brought, sec := counts*float64(bytes), counts*took.Seconds()
+	if l.took == 0 {
+		l.brought, l.took = brought, sec
 	}
+	l.brought += smooth * (brought - l.brought)
+	l.took += smooth * (sec - l.took)
+	l.Rate = l.brought / l.took
 }
 
 // measure updates the rate that the link is able to carry.
