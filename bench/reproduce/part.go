@@ -21,7 +21,7 @@ const needsCorpus = "root, and `SLIPWAY_CORPUS`, a directory of OCI layouts SERI
 
 // Parts returns all parts. None takes more than 40 minutes.
 func Parts() []Part {
-	starts := []string{"-images", "nginx,postgres,redis,python,django", "-rounds", "1", "-rtts", "0", "-wait", "30s"}
+	starts := []string{"-images", "nginx,postgres,redis,python,django,tomcat", "-rounds", "1", "-rtts", "0", "-wait", "30s"}
 	ceph := func(scenario string, minutes int, args ...string) Part {
 		return Part{Name: "cider-" + scenario, Suite: "cider", Args: append([]string{"-scenario", scenario, "-rounds", "2"}, args...), Ceph: true,
 			Needs: needsCorpus + "; Ceph's daemons", Minutes: minutes}

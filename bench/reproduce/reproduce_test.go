@@ -252,6 +252,8 @@ func syntheticStarts(s *start.Results, run measure.Run) {
 	for _, l := range rates() {
 		cell := start.Cell{Image: "nginx/1", Task: "first", Mbit: l.here}
 		s.Start.Samples = append(s.Start.Samples, start.Sample{Cell: cell, System: "plain", PullSec: l.cold}, start.Sample{Cell: cell, System: "slipway", PullSec: 0.5, RunSec: 0.5})
+		cell.Image = "tomcat/1"
+		s.Start.Samples = append(s.Start.Samples, start.Sample{Cell: cell, System: "plain", PullSec: 2 * l.warm})
 		for place := range 3 {
 			s.Sequence.Versions = append(s.Sequence.Versions, start.SequenceVersion{Series: "tomcat", Mbit: l.here, Place: place, Plain: 2 * l.warm, Slipway: 2})
 		}
