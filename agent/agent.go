@@ -163,8 +163,11 @@ func New(ctx context.Context, cfg *config.Agent, dev *os.File, ls Listeners, log
 	if a.support, err = supportOf(ctx, cfg, a.lay.probe, dev, log); err != nil {
 		return nil, err
 	}
-	if a.images, err = images.Open(ctx, a.life, cfg, &images.Options{Dirs: a.lay.Dirs, Volumes: dev != nil, Files: a.files, Cache: a.cache,
-		Registries: a.regs, Support: a.support, Log: log}); err != nil {
+	o := &images.Options{Dirs: a.lay.Dirs, Volumes: dev != nil, Files: a.files, Cache: a.cache, Registries: a.regs, Support: a.support, Log: log}
+	if a.peers != nil {
+		o.Expect = a.peers.Expect
+	}
+	if a.images, err = images.Open(ctx, a.life, cfg, o); err != nil {
 		return nil, err
 	}
 	if dev != nil {

@@ -45,7 +45,10 @@ type Options struct {
 	Cache      *cachedir.Dir
 	Registries *registries.Set
 	Support    *view.Support // how images are mounted
-	Log        *slog.Logger
+	// Expect is told of an image that is about to start from a source. It is nil if no files
+	// come from other nodes.
+	Expect func(gearfs.SourceRef)
+	Log    *slog.Logger
 }
 
 // Set is the images of a node. It mounts them without containerd itself.
@@ -86,7 +89,9 @@ func Open(ctx, life context.Context, cfg *config.Agent, o *Options) (*Set, error
 	c.indexes = registries.NewIndexes(life, c.work.Go, cfg.Fetch.ConvertTimeout, o.Log, o.Files.ObserveLink, func(src gearfs.SourceRef, host string) {
 		// A pack is sent whatever the node has. Nodes that start together would each get one
 		// from the registry, and nothing from each other.
-		if st := o.Cache.Stats(); cfg.Peers.Listen == "" && st.Files+st.Partial == 0 {
+		if o.Expect != nil {
+			o.Expect(src)
+		} else if st := o.Cache.Stats(); st.Files+st.Partial == 0 {
 			o.Files.Pack(src, o.Registries.Domain(host))
 		}
 	})

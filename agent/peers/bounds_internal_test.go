@@ -70,7 +70,7 @@ func TestCloseWaits(t *testing.T) {
 	asked := make(chan struct{})
 	go func() {
 		defer close(asked)
-		_ = p.request(t.Context(), grant, false, []want{{piece{f.Name, whole}, f}}, func() error { return nil }, func(int) {}, func(int, []byte) error { return nil })
+		_ = p.request(t.Context(), grant, present, []want{{piece{f.Name, whole}, f}}, func() error { return nil }, func(int) {}, func(int, []byte) error { return nil })
 	}()
 	<-entered
 	closed := make(chan struct{})
@@ -242,7 +242,7 @@ func TestEmptyNodes(t *testing.T) {
 	f := &gear.File{Name: gear.Name{1}, Size: 1}
 	for _, complete := range []bool{true, false} {
 		p := play(t, x, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(none.appendHeader(nil)) })
-		err := s.ask(t.Context(), &member{p, complete, 0}, false, []want{{piece{f.Name, whole}, f}}, func(int) {}, func(int, []byte) error { return nil })
+		err := s.ask(t.Context(), hop{&member{p, complete, 0, 0}, present}, []want{{piece{f.Name, whole}, f}}, func(int) {}, func(int, []byte) error { return nil })
 		if err != nil || p.usable(time.Now()) == complete {
 			t.Errorf("complete %v: error %v, is used again: %v", complete, err, p.usable(time.Now()))
 		}
@@ -276,7 +276,7 @@ func TestPromises(t *testing.T) {
 	})
 	got := 0
 	bounds := limits{idle: time.Minute, all: time.Minute, coming: 20, promised: 15 * comingEvery}
-	err := p.ask(t.Context(), "", true, bounds, list, func(int) {}, func(_ int, b []byte) error {
+	err := p.ask(t.Context(), "", owned, bounds, list, func(int) {}, func(_ int, b []byte) error {
 		if b != nil {
 			got++
 		}
@@ -311,7 +311,7 @@ func TestLargeFiles(t *testing.T) {
 		}
 		return &gearfs.Shared{File: f, Source: from}, true
 	}}
-	offers := u.offers(list, true)
+	offers := u.offers(list, owned)
 	if n := len(slices.DeleteFunc(slices.Clone(offers), func(o offer) bool { return o.f == nil })); n != len(f.Chunks) || calls != 2 {
 		t.Errorf("%d of %d pieces are offered, after %d look-ups of two files", n, len(f.Chunks), calls)
 	}
@@ -339,15 +339,15 @@ func TestHeldBytes(t *testing.T) {
 		}
 		return n
 	}
-	first := s.claimAll(list, true)
-	second := s.claimAll(list[:room], true)
+	first := s.claimAll(list, owned, true)
+	second := s.claimAll(list[:room], owned, true)
 	if n, shared, held := count(first), count(second), x.held.Load(); n != room || shared != room || held != room*size {
 		t.Errorf("uploads keep %d and %d pieces, and %d bytes; there is room for %d pieces", n, shared, held, room)
 	}
-	if n := count(s.claimAll(list, false)); n != len(list) {
+	if n := count(s.claimAll(list, mine, false)); n != len(list) {
 		t.Errorf("the node itself gets %d of %d pieces", n, len(list))
 	}
-	third := s.claimAll(list[room:], true)
+	third := s.claimAll(list[room:], owned, true)
 	if n := count(third); n != 0 {
 		t.Errorf("there is room for %d pieces more", n)
 	}
@@ -361,7 +361,7 @@ func TestHeldBytes(t *testing.T) {
 	if held := x.held.Load(); held != 0 {
 		t.Errorf("after all uploads ended, %d bytes are kept", held)
 	}
-	if n := count(s.claimAll(list[room:], true)); n != room {
+	if n := count(s.claimAll(list[room:], owned, true)); n != room {
 		t.Errorf("after all uploads ended, there is room for %d of %d pieces", n, room)
 	}
 }
@@ -391,7 +391,7 @@ func TestFetchesCount(t *testing.T) {
 	var all []*claim
 	for i := range 10 {
 		f := &gear.File{Name: sha256.Sum256(fmt.Append(nil, i)), Size: 1000}
-		claims := s.claimAll([]want{{piece{f.Name, whole}, f}}, true)
+		claims := s.claimAll([]want{{piece{f.Name, whole}, f}}, owned, true)
 		s.release(claims[0]) // the node is gone
 		all = append(all, claims...)
 	}

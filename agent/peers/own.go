@@ -19,6 +19,7 @@ import (
 // the claim.
 type claim struct {
 	want
+	how  order
 	done chan struct{}
 	// These are valid once done is closed. Without bytes and error, the piece is in the cache
 	// of files.
@@ -37,7 +38,7 @@ func (s *swarm) direct(list []want) []*claim {
 	defer s.mu.Unlock()
 	for i, w := range list {
 		if s.claims[w.piece] == nil {
-			out[i] = &claim{want: w, done: make(chan struct{})}
+			out[i] = &claim{want: w, how: mine, done: make(chan struct{})}
 			s.claims[w.piece] = out[i]
 		}
 	}
@@ -67,9 +68,10 @@ const (
 
 var errNoSource = errors.New("nobody gave it")
 
-// claimAll begins to fetch pieces, unless they are being fetched or were lately. For an
-// upload, which releases each claim, a claim is nil if there is no room for its bytes.
-func (s *swarm) claimAll(list []want, upload bool) []*claim {
+// claimAll begins to fetch pieces, unless they are being fetched or were lately. how says
+// who is asked for them. For an upload, which releases each claim, a claim is nil if there is
+// no room for its bytes.
+func (s *swarm) claimAll(list []want, how order, upload bool) []*claim {
 	out := make([]*claim, len(list))
 	var fresh []*claim
 	for i, w := range list {
@@ -87,9 +89,9 @@ func (s *swarm) claimAll(list []want, upload bool) []*claim {
 		s.mu.Lock()
 		c, known := s.claims[w.piece]
 		if !known {
-			c = &claim{want: w, done: make(chan struct{})}
+			c = &claim{want: w, how: how, done: make(chan struct{})}
 		}
-		if !upload || s.keep(c, size) {
+		if !upload || c.how.level() <= how.level() && s.keep(c, size) {
 			if out[i] = c; !known {
 				s.claims[w.piece] = c
 				fresh = append(fresh, c)
@@ -110,7 +112,7 @@ func (s *swarm) claimAll(list []want, upload bool) []*claim {
 			}
 		}
 	}
-	if !s.x.goWork(func() { s.fetch(fresh, upload); fetched() }) {
+	if !s.x.goWork(func() { s.fetch(fresh, how); fetched() }) {
 		s.settle(context.Canceled, fresh...)
 		fetched()
 	}
@@ -183,33 +185,35 @@ func (s *swarm) endLocked(c *claim, b []byte, err error) {
 	}
 }
 
-// fetch fetches claimed pieces: from nodes that have all files, else from the registry, else
-// from whoever has them. A piece that another node asked for comes from the node whose piece
-// it is: the other one knows fewer nodes, or has left the owner out.
-func (s *swarm) fetch(list []*claim, upload bool) {
+// fetch fetches claimed pieces: from nodes that have all files, else from those that an order
+// names, else from the registry, else from whoever has them.
+func (s *swarm) fetch(list []*claim, how order) {
 	ctx, cancel := context.WithTimeout(s.ctx, claimTime)
 	defer cancel()
-	type way struct {
-		m   *member // nil for the registry
-		get bool    // what the node does not have yet, too
-	}
-	p := s.plan(time.Now())
-	by := map[way][]*claim{}
+	s.fetchFrom(ctx, s.route(how, time.Now()), 0, list)
+}
+
+// fetchFrom is fetch without the first hops of each piece, which did not give it.
+func (s *swarm) fetchFrom(ctx context.Context, r *route, skip int, list []*claim) {
+	by := map[hop][]*claim{}
 	for _, c := range list {
-		w := way{m: p.holder(c.piece)}
-		if w.m == nil && upload {
-			w.m = p.first(c.piece)
-			w.get = w.m != nil
+		var next hop // the registry
+		if hops := r.hops(c.piece); skip < len(hops) {
+			next = hops[skip]
 		}
-		by[w] = append(by[w], c)
+		by[next] = append(by[next], c)
 	}
 	var wg sync.WaitGroup
-	for w, part := range by {
+	for h, part := range by {
 		wg.Go(func() {
-			if w.m != nil {
-				s.askFor(ctx, w.m, w.get, part)
+			if h.m == nil {
+				s.fetchLeft(ctx, part)
+				return
 			}
-			s.fetchLeft(ctx, unfinished(part))
+			s.askFor(ctx, h, part)
+			if part = unfinished(part); len(part) > 0 {
+				s.fetchFrom(ctx, r, skip+1, part)
+			}
 		})
 	}
 	wg.Wait()
@@ -244,7 +248,7 @@ func (s *swarm) askAnybody(ctx context.Context, left []*claim) []*claim {
 		if left = unfinished(left); len(left) == 0 || i >= lastResort || ctx.Err() != nil {
 			break
 		}
-		s.askFor(ctx, m, false, left)
+		s.askFor(ctx, hop{m, present}, left)
 	}
 	return unfinished(left)
 }
@@ -253,8 +257,8 @@ func unfinished(list []*claim) []*claim {
 	return slices.DeleteFunc(slices.Clone(list), func(c *claim) bool { return !c.open() })
 }
 
-// askFor asks a node for claimed pieces that it has already, or that it gets if get is true.
-func (s *swarm) askFor(ctx context.Context, m *member, get bool, list []*claim) {
+// askFor asks a node for claimed pieces.
+func (s *swarm) askFor(ctx context.Context, h hop, list []*claim) {
 	wants := make([]want, len(list))
 	for i, c := range list {
 		wants[i] = c.want
@@ -262,7 +266,7 @@ func (s *swarm) askFor(ctx context.Context, m *member, get bool, list []*claim) 
 	for part := range slices.Chunk(wants, askPieces) {
 		at := list[:len(part)]
 		list = list[len(part):]
-		_ = s.ask(ctx, m, get, part, func(int) {}, func(i int, b []byte) error {
+		_ = s.ask(ctx, h, part, func(int) {}, func(i int, b []byte) error {
 			if b != nil {
 				s.finish(at[i], b, nil)
 			}
@@ -273,13 +277,17 @@ func (s *swarm) askFor(ctx context.Context, m *member, get bool, list []*claim) 
 
 // ask requests pieces from a node, and leaves it out after an error. It returns an error of
 // got as it is.
-func (s *swarm) ask(ctx context.Context, m *member, fetch bool, list []want, moved func(int), got func(int, []byte) error) error {
+func (s *swarm) ask(ctx context.Context, h hop, list []want, moved func(int), got func(int, []byte) error) error {
 	s.mu.Lock()
 	grant := s.grant
 	s.mu.Unlock()
 	var own error // of got
 	given := 0
-	err := m.ask(ctx, grant, fetch, s.registry.limits(sizeOfAll(list)), list, moved, func(i int, b []byte) error {
+	m, l := h.m, s.registry.limits(sizeOfAll(list))
+	if h.how == root { // all wait for a leader that is slow
+		l.coming = int(maxLeading / comingEvery)
+	}
+	err := m.ask(ctx, grant, h.how, l, list, moved, func(i int, b []byte) error {
 		if b != nil {
 			given++
 			s.x.count.fromPeers.Add(int64(len(b)))

@@ -112,7 +112,7 @@ type want struct {
 const (
 	piecesPath  = "/v1/pieces"
 	grantHeader = "Slipway-Grant"
-	// fetchHeader asks a node to get from the registry what it does not have yet.
+	// fetchHeader is an order, and asks a node to get what it does not have yet.
 	fetchHeader = "Slipway-Fetch"
 )
 
@@ -138,7 +138,7 @@ type limits struct {
 // nil for one that the node does not give. moved is told of the bytes that come. Errors:
 // errLie, errStall, errRefused, errBusy, and those of the network. An error of got is
 // returned as it is.
-func (p *peer) ask(ctx context.Context, grant string, fetch bool, l limits, list []want, moved func(int), got func(i int, b []byte) error) error {
+func (p *peer) ask(ctx context.Context, grant string, how order, l limits, list []want, moved func(int), got func(i int, b []byte) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	p.late.Start()
@@ -165,7 +165,7 @@ func (p *peer) ask(ctx context.Context, grant string, fetch bool, l limits, list
 	}
 	again()
 	come, waits, promised := 0, l.coming, l.promised
-	err := p.request(ctx, grant, fetch, list, func() error {
+	err := p.request(ctx, grant, how, list, func() error {
 		// The node waits for the registry, which would not answer this one sooner.
 		if waits, promised = waits-1, promised-comingEvery; waits < 0 || promised < 0 {
 			return errStall
@@ -199,7 +199,7 @@ func (p *peer) ask(ctx context.Context, grant string, fetch bool, l limits, list
 
 // request is ask without its limits. It calls wait when the node says that it fetches a
 // piece, and returns an error of wait as it is.
-func (p *peer) request(ctx context.Context, grant string, fetch bool, list []want, wait func() error, moved func(int), got func(i int, b []byte) error) error {
+func (p *peer) request(ctx context.Context, grant string, how order, list []want, wait func() error, moved func(int), got func(i int, b []byte) error) error {
 	pieces := make([]piece, len(list))
 	for i := range list {
 		pieces[i] = list[i].piece
@@ -209,8 +209,8 @@ func (p *peer) request(ctx context.Context, grant string, fetch bool, list []wan
 		return err
 	}
 	req.Header.Set(grantHeader, grant)
-	if fetch {
-		req.Header.Set(fetchHeader, "1")
+	if how != present {
+		req.Header.Set(fetchHeader, string(how))
 	}
 	resp, err := p.client.Do(req)
 	if err != nil {

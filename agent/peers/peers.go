@@ -82,8 +82,10 @@ type Exchange struct {
 	uploads chan struct{}
 	doors   *doors
 	held    atomic.Int64 // bytes that uploads keep, see maxHeld
-	limit   *rate.Limiter
-	server  *http.Server
+	// followers counts the nodes that are told what this one opens.
+	followers atomic.Int64
+	limit     *rate.Limiter
+	server    *http.Server
 
 	mu      sync.Mutex
 	swarms  map[gearfs.SourceRef]*swarm
@@ -252,6 +254,16 @@ func (x *Exchange) swarm(ref gearfs.SourceRef, inner gearfs.Source) *swarm {
 		s.setInner(inner)
 	}
 	return s
+}
+
+// Expect announces an image that is about to start, so that other nodes are known when its first
+// file is needed.
+func (x *Exchange) Expect(ref gearfs.SourceRef) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.ctx.Err() == nil {
+		x.swarm(ref, nil)
+	}
 }
 
 // Dial returns a dialer whose sources get files from other nodes, too.

@@ -54,7 +54,8 @@ func (x *Exchange) serveHTTP(w http.ResponseWriter, r *http.Request) {
 		x.refuse(w)
 		return
 	}
-	if r.Method != http.MethodPost || r.URL.Path != piecesPath {
+	asks, follows := r.Method == http.MethodPost && r.URL.Path == piecesPath, r.Method == http.MethodGet && r.URL.Path == opensPath
+	if !asks && !follows {
 		http.NotFound(w, r)
 		return
 	}
@@ -64,6 +65,10 @@ func (x *Exchange) serveHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer x.doors.leave(holder)
+	if follows {
+		_ = x.tellOpens(w, r, from) // the other node notices
+		return
+	}
 	rc := http.NewResponseController(w)
 	_ = rc.SetWriteDeadline(now.Add(writeTime)) // a connection that cannot have one fails later
 	_ = rc.SetReadDeadline(now.Add(readTime))
@@ -90,7 +95,7 @@ func (x *Exchange) serveHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	u := &upload{x: x, w: w, rc: rc, ctx: r.Context(), share: share, from: from}
-	_ = u.send(list, r.Header.Get(fetchHeader) != "") // the other node notices
+	_ = u.send(list, orderOf(r.Header.Get(fetchHeader))) // the other node notices
 }
 
 // meet announces young images again if they are used by a node that this one does not know:
@@ -137,9 +142,9 @@ type offer struct {
 }
 
 // send answers with a frame for each piece.
-func (u *upload) send(list []piece, fetch bool) error {
+func (u *upload) send(list []piece, how order) error {
 	u.w.Header().Set("Content-Type", "application/octet-stream")
-	offers := u.offers(list, fetch)
+	offers := u.offers(list, how)
 	defer func() {
 		for i := range offers {
 			offers[i].end()
@@ -166,8 +171,8 @@ func (o *offer) end() {
 	*o = offer{}
 }
 
-// offers looks up all pieces, and begins to fetch those that are to be fetched.
-func (u *upload) offers(list []piece, fetch bool) []offer {
+// offers looks up all pieces, and begins to fetch those that are not here as an order says.
+func (u *upload) offers(list []piece, how order) []offer {
 	out := make([]offer, len(list))
 	wants := map[*swarm][]want{}
 	at := map[*swarm][]int{}
@@ -196,14 +201,14 @@ func (u *upload) offers(list []piece, fetch bool) []offer {
 		u.x.mu.Lock()
 		s := u.x.swarms[sh.Source]
 		u.x.mu.Unlock()
-		if left -= int64(size); s == nil || !fetch || left < 0 {
+		if left -= int64(size); s == nil || how == present || left < 0 {
 			out[i].sh = nil
 			continue
 		}
 		wants[s], at[s] = append(wants[s], want{p, &sh.File}), append(at[s], i)
 	}
 	for s, list := range wants {
-		for k, c := range s.claimAll(list, true) {
+		for k, c := range s.claimAll(list, how, true) {
 			o := &out[at[s][k]]
 			if o.c, o.s = c, s; c == nil {
 				o.sh = nil

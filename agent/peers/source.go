@@ -87,22 +87,51 @@ const joinBytes = 1 << 20
 // errJoined ends a request to the registry whose rest comes from other nodes, too.
 var errJoined = errors.New("other nodes are known now")
 
+// course is how files that the scheduler asks for are fetched.
+type course struct {
+	*plan
+	alone bool // there are no other nodes
+	leads bool // this node gets what its containers open from the registry
+}
+
+// course returns the course of a request. pieces returns what the request is for.
+func (o *source) course(ctx context.Context, pieces func() []piece) (c course) {
+	o.s.front.begun()
+	opened := gearfs.Demanded(ctx) && o.s.starting(time.Now())
+	if opened {
+		o.s.front.open(pieces())
+	}
+	o.s.awaitFirst(ctx)
+	o.s.followLeader()
+	now := time.Now()
+	c.plan = o.s.plan(now)
+	c.alone, c.leads = len(c.members) == 0, opened && o.s.leads(c.plan, now)
+	if c.leads {
+		c.plan = &plan{self: c.self}
+	}
+	return c
+}
+
 // Fetch implements [gear.FileSource].
 func (o *source) Fetch(ctx context.Context, files []gear.File, deliver func(int, io.Reader) error) error {
-	o.s.awaitFirst(ctx)
 	at := make([]int, len(files))
 	for i := range at {
 		at[i] = i
 	}
-	p := o.s.plan(time.Now())
-	if len(p.members) == 0 {
-		left, err := o.alone(ctx, files, at, true, deliver)
+	c := o.course(ctx, func() (out []piece) {
+		for i := range files {
+			out = append(out, piecesOf(&files[i])...)
+		}
+		return out
+	})
+	if c.alone {
+		left, err := o.alone(ctx, files, at, !c.leads, deliver)
 		if len(left) == 0 || !errors.Is(err, errJoined) {
 			return err
 		}
-		p, at = o.s.plan(time.Now()), left
+		c.plan, at = o.s.plan(time.Now()), left
 	}
-	left, err := o.together(ctx, p, files, at, deliver)
+	left, err := o.together(ctx, c.plan, files, at, deliver)
 	if err != nil || len(left) == 0 {
 		return err
 	}
@@ -242,11 +271,40 @@ func (o *source) small(ctx context.Context, p *plan, list []want, at []int, deli
 // that nobody gave; calls may overlap. moved is told of the bytes that come. It returns when
 // got was called for all pieces, or got or ctx ended it.
 func (s *swarm) gather(ctx context.Context, p *plan, list []want, moved func(int), got func(i int, b []byte) error) {
-	all := make([]int, len(list))
-	for i := range all {
-		all[i] = i
+	var here, rest []int
+	for i := range list {
+		if s.coming(list[i]) {
+			here = append(here, i)
+		} else {
+			rest = append(rest, i)
+		}
 	}
-	s.spread(ctx, p, true, list, all, moved, got)
+	var wg sync.WaitGroup
+	wg.Go(func() { s.spread(ctx, p, true, list, rest, moved, got) })
+	wg.Go(func() {
+		var left []int
+		s.fromHere(ctx, list, here, led, moved, func(i int, b []byte) error {
+			if b == nil {
+				left = append(left, i)
+				return nil
+			}
+			return got(i, b)
+		})
+		if len(left) > 0 && ctx.Err() == nil {
+			s.spread(ctx, p, true, list, left, moved, got)
+		}
+	})
+	wg.Wait()
+}
+
+// coming reports whether a piece is here for other nodes, or comes because the leader opened it.
+func (s *swarm) coming(w want) bool {
+	if s.front.used(w.piece) || s.x.hot.get(s.at, w.piece) != nil {
+		return true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.claims[w.piece] != nil
 }
 
 // spread is gather for the pieces at some positions. If again is true, what an owner does not
@@ -268,7 +326,7 @@ func (s *swarm) spread(ctx context.Context, p *plan, again bool, list []want, pa
 				s.spread(ctx, s.without(m, time.Now()), false, list, part, moved, got)
 				return
 			}
-			s.fromHere(ctx, list, part, moved, got)
+			s.fromHere(ctx, list, part, mine, moved, got)
 		})
 	}
 	wg.Wait()
@@ -285,7 +343,7 @@ func (s *swarm) fromOwner(ctx context.Context, m *member, list []want, part []in
 			wants[k] = list[i]
 		}
 		n := 0
-		err := s.ask(ctx, m, true, wants, moved, func(k int, b []byte) error {
+		err := s.ask(ctx, hop{m, owned}, wants, moved, func(k int, b []byte) error {
 			if n++; b == nil {
 				left = append(left, now[k])
 				return nil
@@ -305,8 +363,9 @@ func (s *swarm) fromOwner(ctx context.Context, m *member, list []want, part []in
 	return left
 }
 
-// fromHere fetches the pieces at some positions of a list from the registry.
-func (s *swarm) fromHere(ctx context.Context, list []want, part []int, moved func(int), got func(int, []byte) error) {
+// fromHere gets the pieces at some positions of a list by claims of this node. how says who is
+// asked for those that have no claim yet.
+func (s *swarm) fromHere(ctx context.Context, list []want, part []int, how order, moved func(int), got func(int, []byte) error) {
 	var before []int
 	var claims []*claim
 	flush := func() bool {
@@ -336,7 +395,7 @@ func (s *swarm) fromHere(ctx context.Context, list []want, part []int, moved fun
 		for k, i := range part[:n] {
 			wants[k] = list[i]
 		}
-		next := s.claimAll(wants, false) // before the last ones have come
+		next := s.claimAll(wants, how, false) // before the last ones have come
 		if !flush() {
 			return
 		}
@@ -353,12 +412,13 @@ func (o *source) Range(ctx context.Context, f gear.File, off, n int64, checked b
 		len(f.Chunks) != gear.ChunkCount(f.Size) {
 		return o.Source.Range(ctx, f, off, n, checked)
 	}
-	o.s.awaitFirst(ctx)
-	p := o.s.plan(time.Now())
-	if len(p.members) == 0 {
-		return o.rangeAlone(ctx, f, off, n)
+	c := o.course(ctx, func() []piece {
+		return piecesOf(&f)[off/gear.ChunkSize:][:gear.ChunkCount(n)]
+	})
+	if c.alone {
+		return o.rangeAlone(ctx, f, off, n, !c.leads)
 	}
-	return o.rangeTogether(ctx, p, f, off, n)
+	return o.rangeTogether(ctx, c.plan, f, off, n)
 }
 
 // rangeTogether reads chunks of a large file with other nodes.
@@ -386,9 +446,9 @@ func (o *source) rangeTogether(ctx context.Context, p *plan, f gear.File, off, n
 	return r, nil
 }
 
-// rangeAlone reads chunks from the registry, until other nodes become known.
-func (o *source) rangeAlone(ctx context.Context, f gear.File, off, n int64) (io.ReadCloser, error) {
-	r := &directReader{ctx: ctx, o: o, f: &f, off: off, end: off + n}
+// rangeAlone reads chunks from the registry, if join is true until other nodes become known.
+func (o *source) rangeAlone(ctx context.Context, f gear.File, off, n int64, join bool) (io.ReadCloser, error) {
+	r := &directReader{ctx: ctx, o: o, f: &f, off: off, end: off + n, joins: join}
 	list := make([]want, gear.ChunkCount(n))
 	for i := range list {
 		list[i] = want{piece{f.Name, int32(off/gear.ChunkSize) + int32(i)}, &f}
@@ -411,7 +471,8 @@ type directReader struct {
 	off, end int64
 	claims   []*claim
 	read     int64 // of the chunk at off
-	joined   bool  // the rest comes from other nodes, too
+	joins    bool  // the rest may come from other nodes, too
+	joined   bool  // it does
 }
 
 // Read implements io.Reader. A chunk that was read is in the cache when the next one is
@@ -420,7 +481,7 @@ func (r *directReader) Read(p []byte) (int, error) {
 	if r.read == gear.ChunkSize && len(r.claims) > 0 {
 		r.o.s.settle(nil, r.claims[0])
 		r.claims, r.off, r.read = r.claims[1:], r.off+gear.ChunkSize, 0
-		if r.end-r.off >= joinBytes && len(r.o.s.members(time.Now())) > 0 {
+		if r.joins && r.end-r.off >= joinBytes && len(r.o.s.members(time.Now())) > 0 {
 			if err := r.join(); err != nil {
 				return 0, err
 			}

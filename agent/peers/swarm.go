@@ -50,10 +50,12 @@ type swarm struct {
 	inner    gearfs.Source
 	whole    bool // this node has all files
 	known    []*member
+	since    int64 // when this node came, by the registry's clock; see peering.Peer
 	grant    string
 	ends     time.Time // by this node's clock
 	claims   map[piece]*claim
 	registry tempo
+	front    front
 }
 
 // member is another node of a swarm.
@@ -61,12 +63,14 @@ type member struct {
 	*peer
 	complete bool
 	near     int
+	since    int64
 }
 
 func newSwarm(x *Exchange, ref gearfs.SourceRef) *swarm {
 	s := &swarm{x: x, ref: ref, at: placeOf(ref), made: time.Now(), kick: make(chan struct{}, 1), first: make(chan struct{}), claims: map[piece]*claim{}}
 	s.ctx, s.end = context.WithCancel(x.ctx)
 	s.registry.init()
+	s.front.init()
 	return s
 }
 
@@ -125,6 +129,7 @@ func (s *swarm) announceAll() {
 		last = time.Now()
 		again, err := s.announce()
 		once.Do(func() { close(s.first) })
+		s.followLeader()
 		if err == nil {
 			failures = 0
 		} else {
@@ -162,7 +167,7 @@ func (s *swarm) membersOf(a *peering.Answer) (known []*member) {
 		if err != nil || wrong != nil || at.Addr().IsUnspecified() || at.Addr().IsMulticast() || at.Addr().Zone() != "" || key == s.x.id.key {
 			continue
 		}
-		if known = append(known, &member{s.x.peer(key, at.String()), p.Complete, p.Near}); len(known) == maxKnown {
+		if known = append(known, &member{s.x.peer(key, at.String()), p.Complete, p.Near, p.Since}); len(known) == maxKnown {
 			break
 		}
 	}
@@ -185,7 +190,7 @@ func (s *swarm) announce() (time.Duration, error) {
 	known := s.membersOf(a)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.known, s.grant, s.ends = known, a.Grant, sent.Add(a.Ends.Sub(a.Time))
+	s.known, s.since, s.grant, s.ends = known, a.Since, a.Grant, sent.Add(a.Ends.Sub(a.Time))
 	return min(max(time.Duration(a.Again)*time.Millisecond, minAgain), maxAgain), nil
 }
 
@@ -280,7 +285,7 @@ func (p *plan) owner(of piece) *member {
 // no other pieces. A node passes a request only to one with a higher hash than its own, so
 // requests never go in a circle, even if nodes know different others.
 func (p *plan) first(of piece) *member {
-	seed := binary.BigEndian.Uint64(of.name[:]) ^ mix(uint64(uint32(of.chunk)))
+	seed := of.seed()
 	var best *member
 	most := mix(seed ^ binary.BigEndian.Uint64(p.self[:]))
 	for _, m := range p.members {
@@ -352,6 +357,7 @@ const (
 	minPatience, maxPatience = time.Second, 5 * time.Second
 	// maxComing bounds how long a node may say that it is fetching a piece.
 	maxComing   = 10 * time.Second
+	maxLeading  = 3 * time.Second // for the leader, see front
 	assumedWait = 200 * time.Millisecond
 	assumedRate = 1 << 20
 	tempoWeight = 0.3

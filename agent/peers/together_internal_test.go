@@ -97,7 +97,7 @@ func (s *swarm) knowing(peers ...*peer) {
 	defer s.mu.Unlock()
 	s.grant, s.ends, s.known = "grant", time.Now().Add(time.Hour), nil
 	for _, p := range peers {
-		s.known = append(s.known, &member{p, false, 0})
+		s.known = append(s.known, &member{p, false, 0, 0})
 	}
 	slices.SortFunc(s.known, func(a, b *member) int { return slices.Compare(a.key[:], b.key[:]) })
 }
@@ -131,8 +131,8 @@ func TestForward(t *testing.T) {
 	c := r.c
 	var asked sync.Map
 	s.knowing(play(t, x, c.answer(&asked)))
-	owned, p := 0, s.plan(time.Now())
-	for i, claim := range s.claimAll(list, true) {
+	own, p := 0, s.plan(time.Now())
+	for i, claim := range s.claimAll(list, owned, true) {
 		b, err := claim.wait(t.Context())
 		if err != nil || !bytes.Equal(b, c.of(list[i].piece)) {
 			t.Fatalf("piece %d: %d bytes, error %v", i, len(b), err)
@@ -143,11 +143,11 @@ func TestForward(t *testing.T) {
 			t.Errorf("piece %d is another node's: %v, which was asked for it: %v %v", i, others, passed, get)
 		}
 		if !passed {
-			owned++
+			own++
 		}
 	}
-	if sent := r.sent.Load(); sent != int64(owned)*1000 || owned == 0 || owned == len(list) {
-		t.Errorf("the registry sent %d bytes for %d of %d pieces", sent, owned, len(list))
+	if sent := r.sent.Load(); sent != int64(own)*1000 || own == 0 || own == len(list) {
+		t.Errorf("the registry sent %d bytes for %d of %d pieces", sent, own, len(list))
 	}
 }
 
@@ -175,7 +175,7 @@ func TestNextOwner(t *testing.T) {
 			var asked sync.Map
 			bad, good := play(t, x, fails), play(t, x, c.answer(&asked))
 			s.knowing(bad, good)
-			own, left := int64(0), planOf(x.id.key, []*member{{good, false, 0}})
+			own, left := int64(0), planOf(x.id.key, []*member{{good, false, 0, 0}})
 			for i := range list {
 				if left.first(list[i].piece) == nil {
 					own++

@@ -108,6 +108,8 @@ func TestPeerDoor(t *testing.T) {
 		{http.MethodPost, "/v1/pieces", bytes.Repeat(one, 4096), http.StatusOK},
 		{http.MethodPost, "/v1/pieces", bytes.Repeat(one, 4097), http.StatusBadRequest},
 		{http.MethodGet, "/v1/pieces", nil, http.StatusNotFound},
+		{http.MethodGet, "/v1/opens", nil, http.StatusNotFound}, // of no image
+		{http.MethodPost, "/v1/opens", one, http.StatusNotFound},
 		{http.MethodPost, "/v1/pieces/", one, http.StatusNotFound},
 		{http.MethodPost, "/v1/../v1/pieces", one, http.StatusNotFound},
 		{http.MethodGet, "/", nil, http.StatusNotFound},

@@ -1,6 +1,7 @@
 package gearfs
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -62,6 +63,18 @@ const (
 	// same file.
 	faultTries = 3
 )
+
+type demandKey struct{}
+
+func withDemand(ctx context.Context, p priority) context.Context {
+	return context.WithValue(ctx, demandKey{}, p == onDemand)
+}
+
+// Demanded reports whether a request to a Source is for files that containers have opened.
+func Demanded(ctx context.Context) bool {
+	is, _ := ctx.Value(demandKey{}).(bool)
+	return is
+}
 
 // tries records the attempts to fetch a file or range. It is guarded by the scheduler's
 // mu.

@@ -160,6 +160,8 @@ type Answer struct {
 	Signer ed25519.PublicKey `json:"signer"`
 	// Again is in how many milliseconds the node should announce the image again.
 	Again int64 `json:"again_ms"`
+	// Since is when the node began to use the image, see Peer.
+	Since int64 `json:"since,omitempty"`
 	// Peers are other nodes that use the image, in an order that is the same for all.
 	Peers []Peer `json:"peers"`
 }
@@ -170,6 +172,9 @@ type Peer struct {
 	Address string `json:"address"`
 	// Complete says that the node has all files of the image.
 	Complete bool `json:"complete,omitempty"`
+	// Since is when the node began to use the image, by the registry's clock, in microseconds
+	// since 1970. It is 0 for a node that is only one that has the image.
+	Since int64 `json:"since,omitempty"`
 	// Near is 2 for a node of the same rack, and 1 for one of the same zone.
 	Near int `json:"near,omitempty"`
 }

@@ -163,7 +163,7 @@ func (t *Tracker) announce(repo string, client, seen netip.Addr, a *peering.Anno
 	}
 	s = t.swarms[k]
 	t.expire(k, s, now)
-	out.Peers = s.peersOf(me)
+	out.Since, out.Peers = me.Since, s.peersOf(me)
 	switch age := now.Sub(s.changed); {
 	case age < rush:
 		out.Again = hasty.Milliseconds()
@@ -183,12 +183,12 @@ func (t *Tracker) join(k swarmKey, client netip.Addr, now time.Time, a *peering.
 	if s != nil {
 		old = s.members[a.Key]
 	}
-	m := &member{Peer: peering.Peer{Key: a.Key, Address: at.String(), Complete: a.Complete}, client: client, zone: a.Zone, rack: a.Rack, seen: now}
+	m := &member{Peer: peering.Peer{Key: a.Key, Address: at.String(), Complete: a.Complete, Since: now.UnixMicro()}, client: client, zone: a.Zone, rack: a.Rack, seen: now}
 	if old != nil {
 		if a.Complete && !old.Complete {
 			s.changed = now
 		}
-		m.cell = old.cell
+		m.cell, m.Since = old.cell, old.Since
 		t.drop(s, a.Key)
 		t.add(s, m)
 		return m, nil
@@ -287,6 +287,7 @@ func (s *swarm) peersOf(me *member) []peering.Peer {
 		if m.cell == me.cell {
 			own = append(own, p)
 		} else if m.Complete {
+			p.Since = 0 // each cell has its own order
 			others = append(others, p)
 		}
 	}

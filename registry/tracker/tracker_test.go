@@ -57,6 +57,35 @@ func (b *bed) announce(repo string, n int, change func(*peering.Announcement)) *
 	return out
 }
 
+// TestSince checks that nodes know since when each of them uses an image, however often they
+// announce it.
+func TestSince(t *testing.T) {
+	b := newBed(t)
+	began := map[string]int64{}
+	for n := range 5 {
+		began[keyOf(n)] = b.now.UnixMicro()
+		b.announce("team/app", n, nil)
+		b.now = b.now.Add(700 * time.Millisecond)
+	}
+	for n := range 5 {
+		a := b.announce("team/app", n, func(a *peering.Announcement) { a.Complete = n%2 == 0 })
+		if len(a.Peers) != 4 || a.Since != began[keyOf(n)] {
+			t.Errorf("node %d began at %d and is told %d, with %d others", n, began[keyOf(n)], a.Since, len(a.Peers))
+		}
+		for _, p := range a.Peers {
+			if p.Since != began[p.Key] {
+				t.Errorf("another node began at %d, and node %d is told %d", began[p.Key], n, p.Since)
+			}
+		}
+		b.now = b.now.Add(time.Second)
+	}
+	// One that leaves and comes back has nothing any more.
+	b.announce("team/app", 2, func(a *peering.Announcement) { a.Leaving = true })
+	if a := b.announce("team/app", 2, nil); a.Since != b.now.UnixMicro() {
+		t.Errorf("a node that came back at %d is told %d", b.now.UnixMicro(), a.Since)
+	}
+}
+
 func TestSwarm(t *testing.T) {
 	b := newBed(t)
 	if a := b.announce("team/app", 1, nil); len(a.Peers) != 0 {
