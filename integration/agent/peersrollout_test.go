@@ -3,11 +3,13 @@ package agent_test
 import (
 	"bufio"
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -61,11 +63,13 @@ func peersMetrics(t *testing.T, addr string) map[string]float64 {
 	return out
 }
 
-// rollout is a registry and nodes, all with links of 100 Mbit/s, and an image.
+// rollout is a registry and nodes, all with links of the same rate, and an image.
 type rollout struct {
 	t      *testing.T
+	server *slipway.Server
 	net    *lan.LAN
 	ref    string
+	image  *imagetest.Bundle
 	mbytes int
 	config string // of an agent without peers
 	links  []*lan.Node
@@ -74,7 +78,7 @@ type rollout struct {
 func newRollout(t *testing.T, nodes, mbytes int) *rollout {
 	t.Helper()
 	tool.NeedRoot(t)
-	const mbit = 100
+	mbit := setting(t, "SLIPWAY_PEERS_MBIT", 100)
 	ctx := t.Context()
 	net, err := lan.New(ctx)
 	if err != nil {
@@ -89,7 +93,8 @@ func newRollout(t *testing.T, nodes, mbytes int) *rollout {
 		t.Fatal(err)
 	}
 	s := slipway.Start(t, t.TempDir(), &slipway.Options{Host: net.Addr, Config: "version: 0.1\nhttp: {insecure_open_to_network: true}\n"})
-	r := &rollout{t: t, net: net, mbytes: mbytes, ref: push(t, s, "team/app:v1", imagetest.Incompressible(mbytes, one()))}
+	r := &rollout{t: t, server: s, net: net, mbytes: mbytes, image: imagetest.Incompressible(mbytes, one())}
+	r.ref = push(t, s, "team/app:v1", r.image)
 	for range nodes {
 		n, err := net.Join(ctx)
 		if err != nil {
@@ -127,6 +132,23 @@ func ask(t *testing.T, a *node.Agent) (s node.Status) {
 	return s
 }
 
+// cpu returns the processor time that agents, the registry and this process have taken.
+func (r *rollout) cpu(agents []*node.Agent) time.Duration {
+	r.t.Helper()
+	sum := time.Duration(0)
+	for _, pid := range []int{os.Getpid(), r.server.Process.Pid()} {
+		d, err := proc.CPU(pid)
+		if err != nil {
+			r.t.Error(err)
+		}
+		sum += d
+	}
+	for _, a := range agents {
+		sum += a.CPU()
+	}
+	return sum
+}
+
 // run starts the image on nodes until all that are not stopped have it. It returns what the registry
 // sent, and how long the slowest node took from its own start.
 func (r *rollout) run(what, config string, links []*lan.Node, how start) (egress int64, slowest time.Duration) {
@@ -143,6 +165,8 @@ func (r *rollout) run(what, config string, links []*lan.Node, how start) (egress
 	if err != nil {
 		t.Fatal(err)
 	}
+	idle := r.cpu(agents)
+	all := time.Now()
 	times := make([]time.Duration, len(agents))
 	dirs := make([]string, len(agents))
 	var wg sync.WaitGroup
@@ -171,6 +195,10 @@ func (r *rollout) run(what, config string, links []*lan.Node, how start) (egress
 		})
 	}
 	wg.Wait()
+	// The reads of this test count, too: they are the container's.
+	cpu, wall := r.cpu(agents)-idle, time.Since(all)
+	t.Logf("  %d nodes and the registry took %.2f s of processors in %.2f s, in which there were %.2f s", len(links), cpu.Seconds(), wall.Seconds(),
+		float64(runtime.NumCPU())*wall.Seconds())
 	after, err := r.net.Sent()
 	if err != nil {
 		t.Fatal(err)
@@ -222,20 +250,43 @@ func TestPeersRollout(t *testing.T) {
 	}
 }
 
-// readPart reads one of so many files of an image of imagetest.Incompressible, and compares them
-// with their names.
-func readPart(t *testing.T, dir string, of int) {
+// part returns the names of one of so many files of an image of imagetest.Incompressible.
+func part(t *testing.T, dir string, of int) (names []string) {
 	t.Helper()
 	files, err := os.ReadDir(filepath.Join(dir, "files"))
 	if err != nil {
 		t.Error(err)
-		return
 	}
 	for i := 0; i < len(files); i += of {
-		b, err := os.ReadFile(filepath.Join(dir, "files", files[i].Name()))
-		if err != nil || fmt.Sprintf("%x", sha256.Sum256(b)) != files[i].Name() {
-			t.Errorf("%s has %d other bytes, error %v", files[i].Name(), len(b), err)
+		names = append(names, files[i].Name())
+	}
+	return names
+}
+
+// readPart reads one of so many files of an image of imagetest.Incompressible, and compares them
+// with their names.
+func readPart(t *testing.T, dir string, of int) {
+	t.Helper()
+	for _, name := range part(t, dir, of) {
+		b, err := os.ReadFile(filepath.Join(dir, "files", name))
+		if err != nil || fmt.Sprintf("%x", sha256.Sum256(b)) != name {
+			t.Errorf("%s has %d other bytes, error %v", name, len(b), err)
 		}
+	}
+}
+
+// ready has one node, and then all, start the image lazily and read a part of its files.
+func (r *rollout) ready(what string) {
+	t := r.t
+	t.Helper()
+	alone, one := r.run(what+", peers off", "", r.links[:1], start{part: 10})
+	single, lone := r.run(what+", peers on", peersOn, r.links[:1], start{part: 10})
+	together, all := r.run(what+", peers on", peersOn, r.links, start{part: 10})
+	nodes := len(r.links)
+	t.Logf("%s, %d nodes: %.2f times the time of one, and %.2f times its bytes of the registry; one node with peers on: %.2f and %.2f times", what, nodes,
+		all.Seconds()/one.Seconds(), float64(together)/float64(alone), lone.Seconds()/one.Seconds(), float64(single)/float64(alone))
+	if float64(together) > 0.9*float64(alone)*float64(nodes) {
+		t.Errorf("%s: %d nodes took %d bytes of the registry, and one takes %d", what, nodes, together, alone)
 	}
 }
 
@@ -245,11 +296,40 @@ func TestPeersReady(t *testing.T) {
 	nodes := setting(t, "SLIPWAY_PEERS_NODES", 3)
 	r := newRollout(t, nodes, setting(t, "SLIPWAY_PEERS_MB", 24))
 	r.config = strings.Replace(r.config, "mode: eager", "mode: auto", 1)
-	alone, one := r.run("peers off", "", r.links[:1], start{part: 10})
-	together, all := r.run("peers on", peersOn, r.links, start{part: 10})
-	t.Logf("%d nodes: %.2f times the time of one, and %.2f times its bytes of the registry", nodes, all.Seconds()/one.Seconds(), float64(together)/float64(alone))
-	if float64(together) > 0.9*float64(alone)*float64(nodes) {
-		t.Errorf("%d nodes took %d bytes of the registry, and one takes %d", nodes, together, alone)
+	r.ready("nothing predicted")
+}
+
+// TestPeersProfiled is TestPeersReady with a profile that names what is read, as after the first
+// roll-out of an image.
+func TestPeersProfiled(t *testing.T) {
+	r := newRollout(t, setting(t, "SLIPWAY_PEERS_NODES", 3), setting(t, "SLIPWAY_PEERS_MB", 24))
+	r.config = strings.Replace(r.config, "mode: eager", "mode: auto", 1)
+	r.profile(10)
+	r.ready("a profile")
+}
+
+// profile reports to the registry that the image's start opens one of so many of its files.
+func (r *rollout) profile(of int) {
+	t := r.t
+	t.Helper()
+	a := node.Start(t, r.config)
+	dir := a.Mount(r.ref)
+	var list struct {
+		Names []string `json:"names"`
+	}
+	for _, name := range part(t, dir, of) {
+		list.Names = append(list.Names, "sha256:"+name)
+	}
+	a.Run("umount", dir)
+	a.Stop()
+	body, err := json.Marshal(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := r.server.Client.Do(t.Context(), http.MethodPost, "/v2/team/app/_slipway/gear/profiles/"+r.image.Top.Digest,
+		http.Header{"Content-Type": {"application/json"}}, body)
+	if err != nil || resp.Status != http.StatusAccepted {
+		t.Fatalf("the profile of %d files: %+v, error %v", len(list.Names), resp, err)
 	}
 }
 

@@ -324,6 +324,19 @@ func (a *Agent) processes() map[int]string {
 	return found
 }
 
+// CPU returns the processor time that the agent has taken.
+func (a *Agent) CPU() (sum time.Duration) {
+	a.t.Helper()
+	for pid := range a.processes() {
+		d, err := proc.CPU(pid)
+		if err != nil {
+			a.t.Error(err)
+		}
+		sum += d
+	}
+	return sum
+}
+
 func (a *Agent) killAll() {
 	for try := 0; try < 100; try++ {
 		found := a.processes()
