@@ -19,7 +19,8 @@ import (
 // file went from its owner to all of them, its owner would send it many times while all wait.
 // Instead, one node leads: the one that announced the image first. It gets what its containers
 // open from the registry itself, as if it were alone, and tells the others at once what that is.
-// They fetch it along two trees of nodes, before their containers open it.
+// They fetch it along two trees of nodes, before their containers open it. What a profile names
+// comes in the same way. All nodes know it, so nobody has to be told.
 type front struct {
 	begun func() // closes ready
 	ready chan struct{}
@@ -34,6 +35,8 @@ type front struct {
 	// has not used yet, with their sizes. spare is their sum.
 	ahead map[piece]int
 	spare int64
+	// predicted counts the bytes of profiles that came along the trees.
+	predicted int64
 	// follows says that this node follows a leader, and again from when on it may follow one.
 	follows bool
 	again   time.Time
@@ -47,6 +50,9 @@ const (
 	// maxSpare bounds the bytes that are fetched because the leader opened them, and that this
 	// node has not used. They are in the memory for hot pieces.
 	maxSpare = 32 << 20
+	// maxPredicted bounds the bytes of profiles that come along the trees. Owners need no leader,
+	// and are as fast for many files.
+	maxPredicted = 64 << 20
 	// aheadAsks bounds the groups of such pieces that are fetched at a time.
 	aheadAsks = 8
 	// followAgain is the pause before a leader is followed again.
@@ -119,6 +125,14 @@ func (f *front) foresee(p piece, size int) bool {
 	f.ahead[p] = size
 	f.spare += int64(size)
 	return true
+}
+
+// spend notes that bytes of a profile are needed, and reports whether they may come along the trees.
+func (f *front) spend(n int64) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.predicted += n
+	return f.predicted-n < maxPredicted
 }
 
 // used notes that this node uses a piece, and reports whether the leader opened it.

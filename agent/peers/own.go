@@ -283,11 +283,8 @@ func (s *swarm) ask(ctx context.Context, h hop, list []want, moved func(int), go
 	s.mu.Unlock()
 	var own error // of got
 	given := 0
-	m, l := h.m, s.registry.limits(sizeOfAll(list))
-	if h.how == root { // all wait for a leader that is slow
-		l.coming = int(maxLeading / comingEvery)
-	}
-	err := m.ask(ctx, grant, h.how, l, list, moved, func(i int, b []byte) error {
+	m := h.m
+	err := m.ask(ctx, grant, h.how, s.registry.limits(sizeOfAll(list)), list, moved, func(i int, b []byte) error {
 		if b != nil {
 			given++
 			s.x.count.fromPeers.Add(int64(len(b)))

@@ -94,10 +94,15 @@ type course struct {
 	leads bool // this node gets what its containers open from the registry
 }
 
-// course returns the course of a request. pieces returns what the request is for.
-func (o *source) course(ctx context.Context, pieces func() []piece) (c course) {
+// course returns the course of a request. pieces returns what the request is for, and bytes is its
+// size.
+func (o *source) course(ctx context.Context, bytes int64, pieces func() []piece) (c course) {
 	o.s.front.begun()
-	opened := gearfs.Demanded(ctx) && o.s.starting(time.Now())
+	opened, predicted := false, false
+	if o.s.starting(time.Now()) {
+		opened, predicted = gearfs.Wanted(ctx)
+	}
+	predicted = predicted && o.s.front.spend(bytes)
 	if opened {
 		o.s.front.open(pieces())
 	}
@@ -105,20 +110,26 @@ func (o *source) course(ctx context.Context, pieces func() []piece) (c course) {
 	o.s.followLeader()
 	now := time.Now()
 	c.plan = o.s.plan(now)
-	c.alone, c.leads = len(c.members) == 0, opened && o.s.leads(c.plan, now)
+	c.alone, c.leads = len(c.members) == 0, (opened || predicted) && o.s.leads(c.plan, now)
 	if c.leads {
 		c.plan = &plan{self: c.self}
+	} else if predicted {
+		m, _ := o.s.leader(now)
+		c.led = m != nil
 	}
 	return c
 }
 
 // Fetch implements [gear.FileSource].
 func (o *source) Fetch(ctx context.Context, files []gear.File, deliver func(int, io.Reader) error) error {
-	at := make([]int, len(files))
+	at, size := make([]int, len(files)), int64(0)
 	for i := range at {
 		at[i] = i
+		if files[i].Size < gear.LargeFile { // others come in ranges, which count themselves
+			size += files[i].Size
+		}
 	}
-	c := o.course(ctx, func() (out []piece) {
+	c := o.course(ctx, size, func() (out []piece) {
 		for i := range files {
 			out = append(out, piecesOf(&files[i])...)
 		}
@@ -273,7 +284,7 @@ func (o *source) small(ctx context.Context, p *plan, list []want, at []int, deli
 func (s *swarm) gather(ctx context.Context, p *plan, list []want, moved func(int), got func(i int, b []byte) error) {
 	var here, rest []int
 	for i := range list {
-		if s.coming(list[i]) {
+		if s.coming(list[i]) || p.led {
 			here = append(here, i)
 		} else {
 			rest = append(rest, i)
@@ -412,7 +423,7 @@ func (o *source) Range(ctx context.Context, f gear.File, off, n int64, checked b
 		len(f.Chunks) != gear.ChunkCount(f.Size) {
 		return o.Source.Range(ctx, f, off, n, checked)
 	}
-	c := o.course(ctx, func() []piece {
+	c := o.course(ctx, n, func() []piece {
 		return piecesOf(&f)[off/gear.ChunkSize:][:gear.ChunkCount(n)]
 	})
 	if c.alone {

@@ -249,6 +249,7 @@ type plan struct {
 	members []*member
 	holders []*member // those with all files that are nearest
 	most    bool      // at least half of the nodes have all files
+	led     bool      // pieces come along the trees of the leader, see front
 }
 
 func (s *swarm) plan(now time.Time) *plan { return planOf(s.x.id.key, s.members(now)) }
@@ -357,7 +358,6 @@ const (
 	minPatience, maxPatience = time.Second, 5 * time.Second
 	// maxComing bounds how long a node may say that it is fetching a piece.
 	maxComing   = 10 * time.Second
-	maxLeading  = 3 * time.Second // for the leader, see front
 	assumedWait = 200 * time.Millisecond
 	assumedRate = 1 << 20
 	tempoWeight = 0.3

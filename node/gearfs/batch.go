@@ -114,7 +114,7 @@ func (b *batch) run() {
 		b.pace = pace.New()
 		defer b.pace.Close()
 	}
-	ctx = withDemand(ctx, b.prio)
+	ctx = withPriority(ctx, b.prio)
 	src, err := b.c.dialled(b.src)
 	if err == nil {
 		files := make([]gear.File, len(b.flights))

@@ -330,7 +330,7 @@ func (c *scheduler) runRange(j *rangeJob, src *source) {
 		r.pace = pace.New()
 		defer r.pace.Close()
 	}
-	got, brought, err := r.read(withDemand(ctx, j.prio))
+	got, brought, err := r.read(withPriority(ctx, j.prio))
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = cause
 	}

@@ -64,16 +64,17 @@ const (
 	faultTries = 3
 )
 
-type demandKey struct{}
+type priorityKey struct{}
 
-func withDemand(ctx context.Context, p priority) context.Context {
-	return context.WithValue(ctx, demandKey{}, p == onDemand)
+func withPriority(ctx context.Context, p priority) context.Context {
+	return context.WithValue(ctx, priorityKey{}, p)
 }
 
-// Demanded reports whether a request to a Source is for files that containers have opened.
-func Demanded(ctx context.Context) bool {
-	is, _ := ctx.Value(demandKey{}).(bool)
-	return is
+// Wanted reports whether a request to a Source is for files that containers have opened, or that
+// a profile says they will open.
+func Wanted(ctx context.Context) (opened, predicted bool) {
+	p, ok := ctx.Value(priorityKey{}).(priority)
+	return ok && p == onDemand, ok && p == fromProfile
 }
 
 // tries records the attempts to fetch a file or range. It is guarded by the scheduler's
