@@ -76,11 +76,10 @@ func askLogin(in io.Reader, out io.Writer, user string, stdin bool) (client.Cred
 		if user == "" {
 			return cred, command.Usagef("--password-stdin needs --username")
 		}
-		b, err := io.ReadAll(io.LimitReader(in, 64<<10))
-		if err != nil {
-			return cred, fmt.Errorf("read the password: %w", err)
+		var err error
+		if cred.Password, err = command.ReadSecret("-", in); err != nil {
+			return cred, err
 		}
-		cred.Password = strings.TrimRight(string(b), "\r\n")
 	} else {
 		if terminal == nil {
 			return cred, command.Usagef("standard input is no terminal; use --username and --password-stdin")

@@ -2,8 +2,6 @@ package server
 
 import (
 	"fmt"
-	"io"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -56,36 +54,13 @@ func (f *webhookFlags) change(cmd *cobra.Command, name string) (notify.Change, e
 		c.Secret = new(string)
 	}
 	if given("secret-file") {
-		secret, err := readSecret(cmd, f.secretFile)
+		secret, err := command.ReadSecret(f.secretFile, cmd.InOrStdin())
 		if err != nil {
 			return c, err
 		}
 		c.Secret = &secret
 	}
 	return c, nil
-}
-
-// readSecret reads a secret, without the line break at its end.
-func readSecret(cmd *cobra.Command, file string) (string, error) {
-	const most = 64 << 10 // bytes; what is too long for a secret is refused later
-	var r io.Reader = cmd.InOrStdin()
-	if file != "-" {
-		f, err := os.Open(file)
-		if err != nil {
-			return "", fmt.Errorf("read the secret: %w", err)
-		}
-		defer f.Close()
-		r = f
-	}
-	b, err := io.ReadAll(io.LimitReader(r, most))
-	if err != nil {
-		return "", fmt.Errorf("read the secret: %w", err)
-	}
-	secret := strings.TrimRight(string(b), "\r\n")
-	if secret == "" {
-		return "", command.Usagef("the secret in %s is empty", file)
-	}
-	return secret, nil
 }
 
 // webhookChange is a command that changes a webhook.

@@ -144,7 +144,7 @@ func (a *accessFlags) apply(t *load.Target) error {
 	t.TLS.InsecureSkipVerify = a.insecure
 	t.Username = a.user
 	t.DockerConfig = !a.noDocker && a.user == ""
-	t.Password, err = readSecret(a.passwordFile)
+	t.Password, err = command.ReadOptionalSecret(a.passwordFile)
 	return err
 }
 

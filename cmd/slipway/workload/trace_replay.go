@@ -422,7 +422,7 @@ func (f *replayFlags) complete(cmd *cobra.Command, s *store.Store) (err error) {
 	if err := f.setTargets(cmd.Context()); err != nil {
 		return err
 	}
-	if o.Secret, err = readSecret(f.secretFile); err != nil {
+	if o.Secret, err = command.ReadOptionalSecret(f.secretFile); err != nil {
 		return err
 	}
 	if f.workerTLS || f.workerCA != "" || f.workerCert != "" || f.workerKey != "" {
@@ -453,26 +453,6 @@ func (f *replayFlags) setSpeed() error {
 		return command.Usagef("--speed %q: use a number, such as 2x, or max", f.speed)
 	}
 	return nil
-}
-
-// readSecret reads a file without the line break at its end. It returns "" if path is
-// empty.
-func readSecret(path string) (string, error) {
-	if path == "" {
-		return "", nil
-	}
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return "", err
-	}
-	s := strings.TrimRight(string(b), "\r\n")
-	if s == "" {
-		return "", fmt.Errorf("%s is empty", path)
-	}
-	if info, err := os.Stat(path); err == nil && info.Mode().Perm()&0o077 != 0 {
-		fmt.Fprintf(os.Stderr, "warning: the secret in %s is accessible to others than its owner\n", path)
-	}
-	return s, nil
 }
 
 // onlyZone returns the named zone. If name is empty, it returns the only zone.

@@ -17,7 +17,7 @@ import (
 )
 
 func (f *replayFlags) setTargets(ctx context.Context) error {
-	password, err := readSecret(f.passwordFile)
+	password, err := command.ReadOptionalSecret(f.passwordFile)
 	if err != nil {
 		return err
 	}

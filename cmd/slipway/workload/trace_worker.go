@@ -50,7 +50,7 @@ on other machines.`,
 }
 
 func (f *workerFlags) run(ctx context.Context) error {
-	secret, err := readSecret(f.secretFile)
+	secret, err := command.ReadOptionalSecret(f.secretFile)
 	if err != nil {
 		return err
 	}
