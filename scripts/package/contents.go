@@ -51,7 +51,6 @@ func (r *release) tarball(arch string) error {
 	}{
 		{"slipway", 0o755, r.binary(arch)},
 		{"LICENSE", 0o644, "LICENSE"},
-		{"README.md", 0o644, "README.md"},
 		{"CHANGELOG.md", 0o644, "CHANGELOG.md"},
 	} {
 		if err := t.copied(filepath.Join(top, f.name), f.mode, f.from); err != nil {
@@ -68,6 +67,7 @@ func (r *release) tarball(arch string) error {
 		t.matching(filepath.Join(top, "systemd"), "deploy/systemd/*.service"),
 		t.matching(filepath.Join(top, "man"), filepath.Join(r.extras, "man", "*.1")),
 		examples(&t, filepath.Join(top, "examples")),
+		t.documents(top),
 	)
 	if err != nil {
 		return err

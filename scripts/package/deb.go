@@ -76,7 +76,6 @@ func (r *release) debianFiles(arch string) (tree, error) {
 		{"etc/slipway/config.yml", 0o640, debianDir + "/etc/config.yml"},
 		{"etc/slipway/agent.yml", 0o600, debianDir + "/etc/agent.yml"},
 		{doc + "/copyright", 0o644, debianDir + "/copyright"},
-		{doc + "/README.md", 0o644, "README.md"},
 		{"usr/share/lintian/overrides/slipway", 0o644, debianDir + "/lintian-overrides"},
 	} {
 		if err := t.copied(f.name, f.mode, f.from); err != nil {
@@ -94,6 +93,7 @@ func (r *release) debianFiles(arch string) (tree, error) {
 		r.licences(&t, doc+"/licences.txt"),
 		r.units(&t),
 		examples(&t, doc+"/examples"),
+		t.documents(doc),
 	); err != nil {
 		return nil, err
 	}

@@ -9,7 +9,9 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -118,6 +120,49 @@ func TestTarball(t *testing.T) {
 	}
 	if h := have["slipway"]; h == nil || h.Mode != 0o755 {
 		t.Errorf("the program: %+v", h)
+	}
+}
+
+// TestDocuments checks that every link in the documents of a package leads to something in the
+// package, and that the pages are there.
+func TestDocuments(t *testing.T) {
+	r := inputs(t)
+	files, err := r.debianFiles("amd64")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const doc = "usr/share/doc/slipway/"
+	have := map[string]node{}
+	for _, n := range files {
+		if name, ok := strings.CutPrefix(n.path, doc); ok {
+			have[name] = n
+		}
+	}
+	links, gone := 0, 0
+	for name, n := range have {
+		if path.Ext(name) != ".md" {
+			continue
+		}
+		for _, m := range regexp.MustCompile(`\]\(([^)\s]+)\)`).FindAllSubmatch(n.data, -1) {
+			to, _, _ := strings.Cut(string(m[1]), "#")
+			if to == "" || strings.Contains(to, "://") {
+				continue
+			}
+			links++
+			if _, ok := have[path.Join(path.Dir(name), to)]; !ok {
+				t.Errorf("%s: the link to %s leads nowhere", name, to)
+			}
+		}
+		source := read(t, name)
+		gone += bytes.Count(source, []byte("](")) - bytes.Count(n.data, []byte("]("))
+	}
+	if links < 500 || gone < 20 || gone > links/2 {
+		t.Errorf("%d links are there, and %d are not", links, gone)
+	}
+	for name, text := range map[string]string{"README.md": "](docs/start.md)", "docs/operating.md": "](../examples", "docs/adr/README.md": "](", "docs/img/overview.svg": "<svg"} {
+		if !strings.Contains(string(have[name].data), text) {
+			t.Errorf("%s lacks %q", name, text)
+		}
 	}
 }
 
