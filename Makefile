@@ -1,6 +1,6 @@
 # Most people need only `make demo` and `make test`; the other targets are for development.
 GO      ?= go
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+VERSION ?= $(patsubst v%,%,$(shell git describe --tags --always --dirty 2>/dev/null || echo dev))
 LDFLAGS  = -s -w -X example.org/slipway/cmd/slipway/command.Version=$(VERSION)
 FUZZTIME ?= 60s
 

@@ -23,7 +23,7 @@ benchmark() {
 		mkdir -p bin
 		set -- -check -command "make $label" -out "bin/$results" -doc "docs/$document" -img docs/img
 	fi
-	commit=$(git -C "$root" describe --always --dirty 2>/dev/null || echo unknown)
+	commit=$(git -C "$root" describe --always --dirty --exclude '*' 2>/dev/null || echo unknown)
 	# The program does not run in the background or by exec, so that an interrupt of the
 	# terminal reaches first the program, which cleans up, and then this script.
 	"$work/bench" "$suite" -commit "$commit" "$@"
