@@ -241,7 +241,7 @@ func (o *oracle) compare(cat *catalog.Catalog, store objstore.Store) {
 			o.compareRepo(r, manifests, blobs)
 		}
 	}
-	got, _, err := o.Repositories(ctx, "", 1000)
+	got, err := cat.Repositories(ctx, "", 1000) // also those that no list shows
 	if err != nil {
 		o.t.Fatal(err)
 	}

@@ -334,9 +334,10 @@ func asManifest(row catalog.Manifest) oci.Manifest {
 	}
 }
 
-// Repositories implements oci.Lister.
+// Repositories implements oci.Lister. A repository without a manifest is not in the list. It
+// still exists while something of it can be restored.
 func (r *Registry) Repositories(ctx context.Context, last string, n int) ([]string, bool, error) {
-	names, err := r.cat.Repositories(ctx, last, n+1)
+	names, err := r.cat.Listed(ctx, last, n+1)
 	if err != nil {
 		return nil, false, storage.ClientError("list repositories", err)
 	}

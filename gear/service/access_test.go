@@ -338,6 +338,9 @@ func TestStaged(t *testing.T) {
 	b.must(b.svc.PutFile(t.Context(), "only/staged", name(small), -1, bytes.NewReader(small)))
 	b.pass(2 * time.Hour)
 	b.must(b.files.Housekeep(t.Context()))
+	if _, _, err := b.reg.Tags(t.Context(), "only/staged", "", 1); !oci.HasCode(err, oci.CodeNameUnknown) {
+		t.Errorf("the repository is still there: %v", err)
+	}
 	repos, _, err := b.reg.Repositories(t.Context(), "", 100)
 	if want := []string{ours}; err != nil || !slices.Equal(repos, want) {
 		t.Errorf("repositories: %q (%v), want %q", repos, err, want)

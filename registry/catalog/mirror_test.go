@@ -110,6 +110,8 @@ func (s *script) mirror() {
 	s.note("drop the last", err, out)
 	repos, err := s.c.Repositories(ctx, "up/", 10)
 	s.note("repositories", err, repos)
+	repos, err = s.c.Listed(ctx, "up/", 10)
+	s.note("listed repositories", err, repos)
 }
 
 // TestAdoptIsNotQueued checks that a content which a manifest already names adds no entry to the

@@ -91,6 +91,13 @@ func (c *Catalog) Repositories(ctx context.Context, last string, n int) ([]strin
 	return c.DB.Names(ctx, `SELECT name FROM repositories WHERE name > ? ORDER BY name LIMIT ?`, last, n)
 }
 
+// Listed lists names as Repositories does, but only of repositories with a manifest. A
+// repository that was deleted, or whose first push has not ended, has none.
+func (c *Catalog) Listed(ctx context.Context, last string, n int) ([]string, error) {
+	return c.DB.Names(ctx, `SELECT name FROM repositories r WHERE name > ? AND EXISTS (SELECT 1 FROM manifests WHERE repo_id = r.id)
+		ORDER BY name LIMIT ?`, last, n)
+}
+
 // RepositoryID returns the id of a repository's row. Errors: ErrNoRepository.
 func RepositoryID(ctx context.Context, db *engine.DB, repo string) (id int64, err error) {
 	err = db.Row(ctx, `SELECT id FROM repositories WHERE name = ?`, []any{repo}, &id)

@@ -181,6 +181,8 @@ func (s *script) readAll() {
 	s.note("tags of nothing", err)
 	repos, err := s.c.Repositories(ctx, "repo/0", 10)
 	s.note("repositories", err, repos)
+	repos, err = s.c.Listed(ctx, "", 10)
+	s.note("listed repositories", err, repos)
 	for _, kind := range []string{"", "text/a", strings.Repeat("type/", 2000)} {
 		list, more, err := s.c.Referrers(ctx, "repo/0", manifestOf("a", 0, 0).Digest, kind, "", 10)
 		s.note("referrers", err, list, more)

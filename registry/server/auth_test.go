@@ -130,11 +130,11 @@ func TestCatalogAccess(t *testing.T) {
 	off := false
 	b := newAuthBed(t, auth.Config{Token: &auth.TokenConfig{Builtin: &off}})
 	for i := range 300 {
-		b.push(fmt.Sprintf("hidden/r%03d", i), []byte("x"))
+		b.pushImage(fmt.Sprintf("hidden/r%03d", i), 1)
 	}
 	want := []string{"alice/a", "alice/z", "public/a", "public/b", "shared"}
 	for _, name := range want {
-		b.push(name, []byte("x"))
+		b.pushImage(name, 1)
 	}
 	for user, want := range map[string][]string{"alice": want, "bob": want[2:]} {
 		for _, n := range []int{1, 2, 100} {

@@ -309,8 +309,9 @@ func TestListExchanges(t *testing.T) {
 	b := newBed(t, setup{server: server.Options{MaxList: 5, MaxCatalog: 3}})
 	d, _ := b.pushImage("a/b", 1, "t1", "t2", "t3", "t4", "t5", "t6", "t7")
 	for i := range 5 {
-		b.push(fmt.Sprintf("r%d", i), []byte("x"))
+		b.pushImage(fmt.Sprintf("r%d", i), 1)
 	}
+	b.push("blob", []byte("x")) // is no image, and is not listed
 	link := func(v string) map[string]string {
 		if v != "" {
 			v = "<" + v + `>; rel="next"`
