@@ -175,7 +175,7 @@ func TestRelations(t *testing.T) {
 storage: {inmemory: , filesystem: {}, retention: [{}]}
 validation: {manifests: {indexes: {platforms: list}}}`, []string{
 			"c.yml:4: http.tls.key: is missing: http.tls.certificate alone gives no encryption",
-			"c.yml:3: http.addr: is reachable from other machines, and nobody is asked for a password: configure auth, or listen on 127.0.0.1, or say http.insecure_open_to_network: true",
+			"c.yml:3: http.addr: is reachable from other machines, and nobody is asked for a password: configure auth, or listen on 127.0.0.1, or say http.insecure_open_to_network: true (SLIPWAY_HTTP_INSECURE_OPEN_TO_NETWORK=true)",
 			"c.yml:5: storage.filesystem: stands beside storage.inmemory: choose one storage driver",
 			"c.yml:5: storage.retention[0]: keeps nothing, so it would remove every tag: set one of its keep_ keys",
 			"c.yml:6: validation.manifests.indexes.platformlist: is missing: platforms: list needs it",

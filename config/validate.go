@@ -157,7 +157,7 @@ func (v *validator) relations() {
 	}
 	if c.openToNetwork() && !c.HTTP.InsecureOpenToNetwork {
 		v.bad("http.addr", "is reachable from other machines, and nobody is asked for a password: "+
-			"configure auth, or listen on 127.0.0.1, or say http.insecure_open_to_network: true")
+			"configure auth, or listen on 127.0.0.1, or say http.insecure_open_to_network: true (SLIPWAY_HTTP_INSECURE_OPEN_TO_NETWORK=true)")
 	}
 	v.storageRelations(&c.Storage)
 	v.rebuildRelations(&c.Storage)
