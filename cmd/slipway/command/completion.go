@@ -20,12 +20,29 @@ func addCompletion(root *cobra.Command) {
 	if err != nil {
 		return
 	}
+	cmd.Short = "Print what a shell needs to complete commands, flags and names"
+	cmd.Long = `Print a script with which a shell completes commands, flags, and the names of repositories and
+tags. The packages install it. bash needs the package bash-completion, and zsh needs compinit.`
 	cmd.Example = completionExamples[cmd.Name()]
 	for _, c := range cmd.Commands() {
 		if c.Example = completionExamples[c.Name()]; c.Example == "" {
 			cmd.RemoveCommand(c)
+			continue
 		}
+		c.Short = "Print the completion for " + c.Name()
+		c.Long = c.Short + ". Shells that start afterwards read it where the example puts it."
 	}
+}
+
+// addHelp adds the command that shows help.
+func addHelp(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	cmd, _, err := root.Find([]string{"help"})
+	if err != nil {
+		return
+	}
+	cmd.Use, cmd.Short, cmd.Long = "help [COMMAND]", "Show the help of a command", "Show the help of a command, as COMMAND --help does."
+	cmd.Example = "  slipway help trace replay"
 }
 
 // nameCompletions lets shells complete the values of flags that have few values.

@@ -50,6 +50,7 @@ func (e usageError) Unwrap() error { return e.error }
 func Finish(root *cobra.Command) {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return WithHint(cmd, suggestFlag(cmd, err)) })
 	addCompletion(root)
+	addHelp(root)
 	hintAtHelp(root)
 	root.SetUsageTemplate(usageTemplate(root))
 	oneOutputFlag(root)

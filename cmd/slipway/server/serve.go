@@ -28,8 +28,9 @@ func serveCommand() *cobra.Command {
 serves on 127.0.0.1:5000, to this machine only.
 
 When the configuration file changes, or on SIGHUP, the server reads the access rules
-(auth.access) and the users again; slipway config reload also says what is wrong with them.
-Other changes take effect with a restart. On SIGHUP it also opens its log files again.`,
+(auth.access), the users and the rules of replication again; slipway config reload also says
+what is wrong with them. Other changes take effect with a restart. On SIGHUP it also opens its
+log files again.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := f.Load()
