@@ -58,6 +58,31 @@ func TestSymptoms(t *testing.T) {
 	t.Logf("%d messages", found)
 }
 
+// advice matches the first part of an advice of package wrongserver.
+var advice = regexp.MustCompile(`return "; ([^:,"]+)`)
+
+// TestAdvice checks that docs/troubleshooting.md has each advice that commands give about a
+// registry that they cannot reach, because that is what people search for.
+func TestAdvice(t *testing.T) {
+	read := func(name string) string {
+		text, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	page := read("docs/troubleshooting.md")
+	found := advice.FindAllStringSubmatch(read("oci/client/wrongserver/advice.go"), -1)
+	for _, m := range found {
+		if !strings.Contains(page, "`"+m[1]) {
+			t.Errorf("the page lacks %q", m[1])
+		}
+	}
+	if len(found) < 8 {
+		t.Errorf("there are only %d advices", len(found))
+	}
+}
+
 // programText returns the sources of the program without its tests. Texts that are written in
 // several parts are joined.
 func programText(t *testing.T) string {
