@@ -253,6 +253,50 @@ func TestOneImageDoesNotHoldUpTheQueue(t *testing.T) {
 	}
 }
 
+// TestStatusSaysWhyAPushWaits has the remote refuse one of several pushes. The status has its
+// reason although later pushes pass, and forgets it when the push has passed, too.
+func TestStatusSaysWhyAPushWaits(t *testing.T) {
+	t.Parallel()
+	here, there, st := newSide(t), newSide(t), newStore()
+	var full atomic.Bool
+	full.Store(true)
+	remote := &faulty{there.Registry, func(op, _, ref string) error {
+		if op == "put" && ref == "v2" && full.Load() {
+			return oci.Errorf(oci.CodeDenied, "the quota of team/** is reached")
+		}
+		return nil
+	}}
+	r, _ := here.replicate(t, "here", st, replication.Rule{Name: "out", Push: true, OnPush: true, Remote: remote})
+	status := func() replication.Status {
+		t.Helper()
+		list, err := r.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return list[0]
+	}
+	for round := range 3 {
+		push(t, here, "team/app", "v2", fmt.Sprint("two ", round), nil)
+		for _, tag := range []string{"v1", "v3"} {
+			push(t, here, "team/app", tag, fmt.Sprint(tag, round), nil)
+		}
+		until(t, "only the refused push to wait", func() bool {
+			s := status()
+			return s.Waiting == 1 && s.Held == 1
+		})
+		s := status()
+		if len(s.Errors) != 1 || s.Errors[0] != "copy team/app:v2: DENIED: the quota of team/** is reached" || s.State != "failing" {
+			t.Errorf("round %d: got %+v", round, s)
+		}
+	}
+	full.Store(false)
+	quiet(t, st)
+	until(t, "the rule to be idle", func() bool { return status().State == "idle" })
+	if s := status(); s.Held != 0 || len(s.Errors) != 0 {
+		t.Errorf("nothing is refused any more: got %+v", s)
+	}
+}
+
 // TestManyRefusalsHoldUpNothing has the remote refuse many images, which then wait for long,
 // and pushes another.
 func TestManyRefusalsHoldUpNothing(t *testing.T) {

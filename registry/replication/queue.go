@@ -17,6 +17,8 @@ const (
 	batch = 500
 	// maxAhead bounds how many are read to find one behind those that wait.
 	maxAhead = 64 * batch
+	// maxHeld is how many are read to find those that failed.
+	maxHeld = 4 * batch
 )
 
 // ahead returns the entries at the front of the queue. It reads on if none of them is due.
@@ -35,6 +37,25 @@ func (w *worker) ahead(ctx context.Context) (list []queued, more bool, err error
 			return list, len(items) == n, nil
 		}
 	}
+}
+
+// held returns how many of the next entries of the queue failed before, and at most
+// maxErrors of their failures. It looks at no more than maxHeld entries.
+func (w *worker) held(ctx context.Context) (n int, failures []string, err error) {
+	items, err := w.r.o.Store.Next(ctx, w.rule.Name, maxHeld)
+	if err != nil {
+		return 0, nil, err
+	}
+	list, _ := latest(items)
+	for i := range list {
+		if list[i].Attempts == 0 {
+			continue
+		}
+		if n++; list[i].Error != "" && len(failures) < maxErrors { // earlier versions kept no reason
+			failures = append(failures, list[i].failure())
+		}
+	}
+	return n, failures, nil
 }
 
 // untilDue returns how long an entry still has to wait.
@@ -146,18 +167,18 @@ const maxUnsupported = 100
 // others need not wait for one that fails again and again.
 func (w *worker) later(ctx context.Context, st *state, it queued, err error) (retry time.Duration, _ error) {
 	it.Attempts++
+	it.Error = err.Error()
 	it.Due = w.r.o.Clock().Add(w.r.pause(it.Attempts))
-	message := it.String() + ": " + err.Error()
 	switch {
 	case away(err):
 		w.failed(st, err)
-		st.Errors = []string{message}
+		st.Errors = []string{it.failure()}
 		retry = w.r.left(st.RetryAt, w.r.o.RetryMaxWait)
 	case st.Failed: // the state tells of the run
 		w.r.o.Logger.Warn("replication failed", "rule", w.rule.Name, "remote", w.rule.URL, "ref", it.String(), "retry_at", it.Due, "err", err)
 	default:
 		w.failed(st, err)
-		st.RetryAt, st.Errors = time.Time{}, []string{message}
+		st.RetryAt, st.Errors = time.Time{}, []string{it.failure()}
 	}
 	if err := w.enqueue(ctx, it.change); err != nil {
 		return 0, err

@@ -3,6 +3,7 @@ package replication
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 )
 
@@ -13,7 +14,7 @@ type Status struct {
 	Remote    string `json:"remote"`
 	OnPush    bool   `json:"on_push"`
 	Delete    bool   `json:"delete"`
-	// State is "idle", "running" or "failing".
+	// State is "idle", "running", or "failing" if the last work failed or Held is not 0.
 	State string `json:"state"`
 	// Run is the run under way at this server.
 	Run *Report `json:"run,omitempty"`
@@ -24,10 +25,13 @@ type Status struct {
 	Succeeded *time.Time `json:"succeeded,omitempty"`
 	// Next is when the next run is due. It is nil without regular runs.
 	Next *time.Time `json:"next,omitempty"`
-	// Waiting is how many pushes and deletions wait.
+	// Waiting is how many pushes and deletions wait. Held is how many of them have failed,
+	// so that each waits for its next try while others pass. If very many wait, Held
+	// counts the first.
 	Waiting int `json:"waiting"`
+	Held    int `json:"held"`
 	// Failures is how often the work failed in a row, RetryAt is when it is tried again,
-	// and Errors are some of the last failures.
+	// and Errors are some of the last failures and of those of what is held.
 	Failures int        `json:"failures"`
 	RetryAt  *time.Time `json:"retry_at,omitempty"`
 	Errors   []string   `json:"errors,omitempty"`
@@ -64,8 +68,22 @@ func (w *worker) status(ctx context.Context) (Status, error) {
 		}
 		s.Next = &next
 	}
+	var failures []string
+	if s.Waiting > 0 {
+		if s.Held, failures, err = w.held(ctx); err != nil {
+			return s, err
+		}
+	}
 	if st.Failures > 0 {
-		s.State, s.Errors = "failing", st.Errors
+		s.Errors = st.Errors
+	}
+	for _, f := range failures {
+		if !slices.Contains(s.Errors, f) {
+			s.Errors = append(s.Errors, f)
+		}
+	}
+	if st.Failures > 0 || s.Held > 0 {
+		s.State = "failing"
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -46,8 +47,10 @@ type change struct {
 	Digest  oci.Digest `json:"digest,omitempty"`
 	Deleted bool       `json:"deleted,omitempty"`
 	Via     []string   `json:"via,omitempty"`
-	// Attempts is how often it failed, and Due is when it is tried again.
+	// Attempts is how often it failed, Error is why it did the last time, and Due is when
+	// it is tried again.
 	Attempts int       `json:"attempts,omitempty"`
+	Error    string    `json:"error,omitempty"`
 	Due      time.Time `json:"due"`
 }
 
@@ -58,6 +61,14 @@ func (c *change) String() string {
 	default:
 		return c.Repo + "@" + string(c.Digest)
 	}
+}
+
+// failure says what failed, and why.
+func (c *change) failure() string {
+	if strings.Contains(c.Error, c.String()) {
+		return c.Error
+	}
+	return c.String() + ": " + c.Error
 }
 
 // worker does the work of a rule.

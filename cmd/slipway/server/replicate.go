@@ -139,6 +139,14 @@ func newer(n int64) string {
 	return fmt.Sprintf(", and %d are newer there", n)
 }
 
+// held says how many of what waits have failed.
+func held(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; %d failed and will be tried again", n)
+}
+
 func printReplication(w io.Writer, list []replication.Status) {
 	when := func(t *time.Time) string {
 		if t == nil {
@@ -161,13 +169,17 @@ func printReplication(w io.Writer, list []replication.Status) {
 			fmt.Fprintf(w, "  next run: %s\n", when(s.Next))
 		}
 		if s.Waiting > 0 || s.OnPush {
-			fmt.Fprintf(w, "  waiting: %d pushes and deletions\n", s.Waiting)
+			fmt.Fprintf(w, "  waiting: %d pushes and deletions%s\n", s.Waiting, held(s.Held))
 		}
 		if s.Failures > 0 {
-			fmt.Fprintf(w, "  failed %d times in a row; it is tried again at %s\n", s.Failures, when(s.RetryAt))
-			for _, e := range s.Errors {
-				fmt.Fprintf(w, "    %s\n", command.Printable(e))
+			retry := "each push and deletion is tried again by itself"
+			if s.RetryAt != nil {
+				retry = "it is tried again at " + when(s.RetryAt)
 			}
+			fmt.Fprintf(w, "  failed %d times in a row; %s\n", s.Failures, retry)
+		}
+		for _, e := range s.Errors {
+			fmt.Fprintf(w, "    %s\n", command.Printable(e))
 		}
 	}
 }
