@@ -87,6 +87,10 @@ func TestSystemPages(t *testing.T) {
 	s.act("caches/drop", "do=run&image=lib/other:v1", "Dropped.")
 	s.act("mirrors/prune", "do=preview&days=0", "nothing was changed")
 	s.want(http.StatusBadRequest, "POST", "/ui/mirrors/prune", "do=preview&days=-1", sameOrigin...)
+	// The button after a preview does what was shown, and no more.
+	if body := s.want(http.StatusOK, "POST", "/ui/mirrors/prune", "do=preview&days=7&pattern=docker.io/only/**", sameOrigin...).body; !strings.Contains(body, `value="7"`) || !strings.Contains(body, `value="docker.io/only/**"`) {
+		t.Errorf("the form has lost what the preview was made with:\n%s", body)
+	}
 	s.want(http.StatusBadRequest, "POST", "/ui/storage/gc", "do=", sameOrigin...)
 	s.want(http.StatusForbidden, "POST", "/ui/storage/gc", "do=run", header("Sec-Fetch-Site", "cross-site"))
 	s.want(http.StatusNotFound, "POST", "/ui/storage/none", "do=run", sameOrigin...)

@@ -130,11 +130,15 @@ func (q *request) doAction() error {
 	default:
 		return q.showAction(a, http.StatusBadRequest, "Say what is to be done: choose one of the buttons.")
 	}
-	http.Redirect(q.w, q.r, q.h.opts.Prefix+Root+job, http.StatusSeeOther)
+	to := q.h.opts.Prefix + Root + job
+	if form := reference(a, q.r.PostForm); form != "" {
+		to += "?" + form // whoever has seen a preview runs the same
+	}
+	http.Redirect(q.w, q.r, to, http.StatusSeeOther)
 	return nil
 }
 
-// reference returns what the audit log records of a form.
+// reference returns what the audit log records of a form, encoded as a query.
 func reference(a *action, form url.Values) string {
 	v := url.Values{}
 	for _, i := range a.inputs {
