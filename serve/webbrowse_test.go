@@ -97,6 +97,10 @@ func TestBrowse(t *testing.T) {
 	}
 	s.shows("?from=50", "Previous page")
 	s.shows("repo/lib/app", "v1", "image", d[:19], "/ui/delete/lib/app:v1", "Compare from v1")
+	// What is no image is not compared: the newest images are.
+	s.pushApp("lib/app", "v3", appConfig, "layer one", "layer three")
+	s.want(http.StatusCreated, "PUT", "/v2/lib/app/manifests/signature", artifactOf(d, "layer one"), isManifest)
+	s.shows("repo/lib/app", `name="from" value="v1" aria-label="Compare from v1" checked`, `name="to" value="v3" aria-label="Compare to v3" checked`)
 	s.shows("repo/lib/app?q=V", "v1")
 	s.shows("repo/lib/app?q=w", "No tag holds")
 	s.shows("repo/lib/app?from=9999&sort=name", "Tags before")

@@ -28,6 +28,8 @@ type tagRow struct {
 	Ref string
 	// Badges say what is attached to the image.
 	Badges []string
+	// Place is the number of images before it in the list.
+	Place int
 }
 
 // untaggedRow is a row for a manifest that nothing names.
@@ -43,6 +45,7 @@ type repoData struct {
 	Mirror            bool
 	Info              browse.RepositoryInfo
 	Tags              []tagRow
+	Images            int // of Tags
 	// All says that the tags of signing tools are listed, too.
 	All bool
 	// Untagged are the manifests that nothing names, and MoreUntagged says that there are
@@ -96,7 +99,10 @@ func (q *request) repo() error {
 	}
 	for _, t := range list {
 		d.Tags = append(d.Tags, tagRow{t, images.KindOf(t.MediaType, t.ArtifactType, t.Content), images.TagLink(name, t.Name),
-			q.h.images.Verified(q.ctx(), name, t.Digest, images.Badges(t.Attached, t.Hung, t.Content))})
+			q.h.images.Verified(q.ctx(), name, t.Digest, images.Badges(t.Attached, t.Hung, t.Content)), d.Images})
+		if d.Tags[len(d.Tags)-1].Kind.Image {
+			d.Images++
+		}
 	}
 	if q.may(name, auth.Delete) {
 		if d.Kept, err = b.Undeletable(name, nil); err != nil {
