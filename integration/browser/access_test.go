@@ -2,7 +2,8 @@ package browser
 
 // accessible is a script that returns what keeps a page from being used with a keyboard, with a
 // screen reader, or in bad light: WCAG 2.2 1.1.1, 1.3.1, 1.4.3, 1.4.10, 2.4.1, 2.4.2, 2.4.4, 3.1.1,
-// 4.1.1 and 4.1.2, as far as a script can find out.
+// 4.1.1 and 4.1.2, as far as a script can find out. It also returns what a wide window does not
+// show although it can be pressed.
 const accessible = `(() => {
   const found = [];
   const bad = (what, e) => found.push(what + (e ? ": " + e.outerHTML.slice(0, 160) : ""));
@@ -41,6 +42,13 @@ const accessible = `(() => {
   if (wide > 1) {
     const out = [...document.querySelectorAll("body *")].find(e => seen(e) && e.getBoundingClientRect().right > document.documentElement.clientWidth + 1 && !e.closest(".table,pre,svg"));
     bad("the page is " + wide + " px wider than the window", out);
+  }
+  // In a wide window tables fit, and what can be pressed is there without scrolling a table sideways.
+  if (innerWidth >= 1280) for (const e of document.querySelectorAll(".table"))
+    if (e.scrollWidth > e.clientWidth + 1) bad("a table of " + e.scrollWidth + " px in a place of " + e.clientWidth, e);
+  if (innerWidth >= 1280) for (const e of document.querySelectorAll(".table button,.table input,.table a[href]")) {
+    const r = e.getBoundingClientRect(), t = e.closest(".table").getBoundingClientRect();
+    if (seen(e) && (e.tagName === "A" ? r.left + 20 : r.right) > t.right + 1) bad("it lies beyond the edge of its table", e);
   }
   // Contrast of texts with their background.
   const rgb = c => { const v = document.createElement("canvas").getContext("2d", {willReadFrequently: true}); v.fillStyle = c; v.fillRect(0, 0, 1, 1); const d = v.getImageData(0, 0, 1, 1).data; return [d[0], d[1], d[2], d[3] / 255]; };
