@@ -33,6 +33,8 @@ type historyData struct {
 	Changes   []change
 	// MayMove reports that the user may point the tag elsewhere.
 	MayMove bool
+	// Host is the host of the registry.
+	Host string
 }
 
 // history shows what a tag pointed at.
@@ -48,7 +50,7 @@ func (q *request) history() error {
 	if err != nil {
 		return orNoImage(err)
 	}
-	d := &historyData{Repo: at.Repo, Tag: at.Ref, MayMove: q.mayRestore(at.Repo)}
+	d := &historyData{Repo: at.Repo, Tag: at.Ref, MayMove: q.mayRestore(at.Repo), Host: q.host()}
 	for i, c := range list {
 		if q.h.access != nil && q.id.Anonymous() {
 			c.By = "" // the names of users are not for everybody

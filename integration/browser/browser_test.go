@@ -222,6 +222,7 @@ func TestUndo(t *testing.T) {
 		}
 		w.click(`a[href="/ui/history/team/hello:1.1.0"]`)
 		w.want("/ui/history/team/hello:1.1.0", "by going back")
+		w.want("/ui/history/team/hello:1.1.0", "slipway tag history "+s.Addr+"/team/hello:1.1.0")
 
 		// The tag points elsewhere, and back.
 		other, err := s.Client.GetManifest(t.Context(), "team/hello", "1.0.0")
