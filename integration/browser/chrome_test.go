@@ -174,7 +174,13 @@ func (w *window) logIn(user, password string) {
 // look sets the width of the window and the theme.
 func (w *window) look(width int64, theme string) {
 	w.t.Helper()
-	call(w, emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{Width: width, Height: 900, DeviceScaleFactor: 1, Mobile: width < 600})
+	w.size(width, 900, theme)
+}
+
+// size sets the size of the window and the theme.
+func (w *window) size(width, height int64, theme string) {
+	w.t.Helper()
+	call(w, emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{Width: width, Height: height, DeviceScaleFactor: 1, Mobile: width < 600})
 	call(w, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: theme}}})
 }
 

@@ -3,5 +3,6 @@
 // looks at the pages too.
 //
 // A test run saves pictures of all pages in SLIPWAY_SCREENSHOTS, or where go test -artifacts keeps
-// what tests make.
+// what tests make. With SLIPWAY_DRAWINGS, TestDrawing draws the pages that the documents show, as
+// SVG: docs/img/page-*.svg.
 package browser

@@ -21,6 +21,13 @@ const evil = `<img src=x onerror="window.hurt=1"><script>window.hurt=1</script>`
 // registry starts a server with two users and some images: alice may read, root may do everything.
 func registry(t *testing.T) *slipway.Server {
 	t.Helper()
+	s, _ := signedRegistry(t)
+	return s
+}
+
+// signedRegistry starts such a server, and returns it with the signer that it knows as release.
+func signedRegistry(t *testing.T) (*slipway.Server, *signer) {
+	t.Helper()
 	dir := t.TempDir()
 	users := filepath.Join(dir, "htpasswd")
 	var lines string
@@ -65,7 +72,7 @@ proxy:
 	pushDocumented(t, s, by)
 	reportNodes(t, s)
 	s.Converted()
-	return s
+	return s, by
 }
 
 // pushAll pushes images of all kinds.
