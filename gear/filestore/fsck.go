@@ -11,6 +11,7 @@ import (
 
 	"example.org/slipway/gear"
 	"example.org/slipway/gear/filestore/packfile"
+	"example.org/slipway/gear/filestore/parity"
 	"example.org/slipway/registry/catalog/engine"
 	"example.org/slipway/registry/catalog/gearfacts"
 	"example.org/slipway/registry/objstore"
@@ -147,7 +148,7 @@ func (s *Store) verifyPack(ctx context.Context, p *gearfacts.Pack, o VerifyOptio
 		err = s.guard.Verify(ctx, p.Digest)
 	}
 	if err != nil {
-		if !errors.Is(err, objstore.ErrNotExist) && !packfile.IsDamage(err) {
+		if !parity.Lasts(err) && !packfile.IsDamage(err) {
 			return 0, err
 		}
 		if gone, e := s.replaced(ctx, p); gone || e != nil {
@@ -165,6 +166,9 @@ func (s *Store) verifyPack(ctx context.Context, p *gearfacts.Pack, o VerifyOptio
 			return 0, err
 		}
 		found(Problem{Pack: pack, What: err.Error()})
+		if !maybeLost(err) || parity.IsUnreadable(err) { // its contents may be read again later
+			return 0, nil
+		}
 	}
 	at := make(map[gear.Name]gearfacts.File, len(table))
 	for _, f := range table {

@@ -104,7 +104,7 @@ func (f *File) read(ctx context.Context, do func() error) error {
 		if err = do(); err == nil {
 			return nil
 		}
-		if !maybeLost(err) {
+		if !maybeLost(err) && !errors.Is(err, errBrokeOff) {
 			return err
 		}
 		unreadable = parity.IsUnreadable(err)
@@ -117,6 +117,9 @@ func (f *File) read(ctx context.Context, do func() error) error {
 			f.chunks = nil
 		}
 		f.at = p
+	}
+	if errors.Is(err, errBrokeOff) {
+		return &objstore.BusyError{Err: err}
 	}
 	switch repair := f.s.guard.Repaired(ctx, f.at.pack); {
 	case repair == nil:
@@ -194,7 +197,7 @@ func (s *Store) readPack(ctx context.Context, pack gear.Name, off, n int64) ([]b
 	}
 	b := make([]byte, n)
 	if _, err := io.ReadFull(o, b); err != nil {
-		return nil, fmt.Errorf("read pack: %w", short(err))
+		return nil, fmt.Errorf("read pack: %w", early(err))
 	}
 	return b, nil
 }
@@ -236,10 +239,14 @@ func (s *Store) readAll(ctx context.Context, items []*item) {
 	}
 }
 
-// short turns an unexpected end of an object into packfile.ErrShort.
-func short(err error) error {
+// errBrokeOff says that a read of a pack ended early although the pack is long enough. The
+// connection to the object store may be the cause, so this says nothing about the pack.
+var errBrokeOff = errors.New("the read of the pack broke off")
+
+// early turns an unexpected end of a read into errBrokeOff.
+func early(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return packfile.ErrShort
+		return errBrokeOff
 	}
 	return err
 }
@@ -443,7 +450,7 @@ func (f *File) WriteChunks(ctx context.Context, w io.Writer, first, n int, begin
 		return err
 	}
 	if _, err := io.CopyN(w, o, length); err != nil {
-		return fmt.Errorf("send %d chunks: %w", n, short(err))
+		return fmt.Errorf("send %d chunks: %w", n, early(err))
 	}
 	return nil
 }
@@ -488,7 +495,7 @@ func (f *File) eachChunk(ctx context.Context, off, end int64, do func(i int, chu
 		}
 		in = in[:c.Stored]
 		if _, err := io.ReadFull(o, in); err != nil {
-			return fmt.Errorf("read pack: %w", short(err))
+			return fmt.Errorf("read pack: %w", early(err))
 		}
 		chunk := in
 		if len(in) < size {

@@ -315,16 +315,20 @@ type flipping struct {
 	fault atomic.Pointer[fault]
 }
 
-// fault makes all operations fail after the first ones, as long as it is there.
+// fault makes operations fail after the first ones, as long as it is there.
 type fault struct {
 	err   error
 	first int64 // how many operations work
+	once  bool  // only one operation fails; otherwise all do
 	n     atomic.Int64
 }
 
 // step returns the error of an operation.
 func (f *fault) step() error {
-	if f != nil && f.n.Add(1) > f.first {
+	if f == nil {
+		return nil
+	}
+	if n := f.n.Add(1); n == f.first+1 || n > f.first && !f.once {
 		return f.err
 	}
 	return nil
@@ -397,6 +401,14 @@ func (f *flipping) Get(ctx context.Context, key string, off, n int64) (objstore.
 		return nil, err
 	}
 	return faultyObject{o, f}, nil
+}
+
+// Stat implements objstore.Store.
+func (f *flipping) Stat(ctx context.Context, key string) (objstore.Info, error) {
+	if err := f.fault.Load().step(); err != nil {
+		return objstore.Info{}, err
+	}
+	return f.Store.Stat(ctx, key)
 }
 
 // Delete implements objstore.Store.

@@ -14,9 +14,11 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/gear/filestore"
 	"example.org/slipway/oci"
 	"example.org/slipway/registry/catalog/engine"
 	"example.org/slipway/registry/catalog/gearfacts"
+	"example.org/slipway/registry/check"
 	"example.org/slipway/registry/objstore"
 	"example.org/slipway/registry/storage"
 )
@@ -38,6 +40,9 @@ func TestFailureIsNotLoss(t *testing.T) {
 		"busy":           &objstore.BusyError{Err: errors.New("slow down")},
 		"any other":      errors.New("who knows"),
 		"a deadline":     context.DeadlineExceeded,
+		"no permission":  &fs.PathError{Op: "open", Path: "pack", Err: syscall.EACCES},
+		"a bad medium":   &fs.PathError{Op: "read", Path: "pack", Err: syscall.EIO},
+		"a connection":   io.ErrUnexpectedEOF,
 	}
 	for what, err := range reasons {
 		b.restart() // nothing is kept
@@ -129,16 +134,15 @@ func TestRepairFails(t *testing.T) {
 		b.wantObject("after "+what, pack, good)
 		b.alarm("after "+what, 0)
 	}
-	reasons := []error{
-		&fs.PathError{Op: "open", Path: "object", Err: syscall.EMFILE},
-		&fs.PathError{Op: "write", Path: "object", Err: syscall.ENOSPC},
-		&objstore.BusyError{Err: errors.New("slow down")},
-	}
+	reasons := failures()
 	steps := int64(0)
 	for met := true; met; steps++ {
-		f := &fault{err: reasons[steps%int64(len(reasons))], first: steps}
-		trial(fmt.Sprintf("%v from operation %d on", f.err, steps), func() { b.disk.fault.Store(f) }, func() { b.disk.fault.Store(nil) })
-		met = f.met()
+		met = false
+		for k := range int64(3) {
+			f := &fault{err: reasons[(steps+3*k)%int64(len(reasons))], first: steps, once: k == 2}
+			trial(fmt.Sprint(f), func() { b.disk.fault.Store(f) }, func() { b.disk.fault.Store(nil) })
+			met = met || f.met()
+		}
 	}
 	if steps < 15 {
 		t.Errorf("a pull with a repair has only %d operations", steps)
@@ -153,6 +157,150 @@ func TestRepairFails(t *testing.T) {
 			}
 		}
 		trial("without the table "+table, rename(table, table+"_away"), rename(table+"_away", table))
+	}
+}
+
+// failures are reasons for which an operation of the object store fails, and which say nothing
+// about what is stored.
+func failures() []error {
+	return []error{
+		&fs.PathError{Op: "open", Path: "object", Err: syscall.EACCES},
+		&fs.PathError{Op: "read", Path: "object", Err: syscall.EIO},
+		&fs.PathError{Op: "open", Path: "object", Err: syscall.EMFILE},
+		&fs.PathError{Op: "write", Path: "object", Err: syscall.ENOSPC},
+		&objstore.BusyError{Err: errors.New("slow down")},
+		context.DeadlineExceeded,
+		io.ErrUnexpectedEOF,
+		io.EOF,
+	}
+}
+
+// String implements fmt.Stringer.
+func (f *fault) String() string {
+	if f.once {
+		return fmt.Sprintf("%v in operation %d", f.err, f.first)
+	}
+	return fmt.Sprintf("%v from operation %d on", f.err, f.first)
+}
+
+// TestPullFails lets every operation of a pull of a dropped layer fail, alone or with all
+// that follow, for each reason. Whatever fails, a client gets the right bytes or an error
+// that it may retry. Nothing is remembered of it: the layer is there as soon as the reason
+// has gone, and no pack counts as damaged.
+func TestPullFails(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heavy, and not about what happens at once")
+	}
+	for name, makeBed := range map[string]func(testing.TB) *bed{"without parity": newBed, "with parity": protectedBed} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := makeBed(t)
+			layer := compressed(6, archive(1, 6))
+			b.push(layer)
+			b.drop()
+			for _, reason := range failures() {
+				for _, once := range []bool{false, true} {
+					steps := b.eachStep(reason, once, layer)
+					if steps < 5 {
+						t.Errorf("%v: a pull has only %d operations", reason, steps)
+					}
+				}
+			}
+		})
+	}
+}
+
+// eachStep pulls a layer again and again. Each time, the next operation of the pull fails.
+// It returns how many operations the pull has.
+func (b *bed) eachStep(reason error, once bool, layer []byte) (steps int64) {
+	b.t.Helper()
+	for met := true; met; steps++ {
+		b.restart() // nothing is kept
+		f := &fault{err: reason, once: once, first: steps}
+		b.disk.fault.Store(f)
+		b.failsOrServes(f.String(), layer)
+		b.disk.fault.Store(nil)
+		b.check("after "+f.String(), layer)
+		b.alarm("after "+f.String(), 0)
+		met = f.met()
+	}
+	return steps
+}
+
+// TestScrubFails lets a scrub fail for reasons that pass. It must say so, and not count a
+// pack as damaged. A pack that may not be read is an alarm, but no loss.
+func TestScrubFails(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	layer := compressed(6, archive(1, 6))
+	d := b.push(layer)
+	b.drop()
+	b.keeper.p.ScrubEvery = time.Nanosecond
+	for _, reason := range failures() {
+		for _, lasts := range []syscall.Errno{syscall.EACCES, syscall.EIO} {
+			if errors.Is(reason, lasts) {
+				reason = nil
+			}
+		}
+		if reason == nil {
+			continue
+		}
+		b.disk.bad.Store(&unreadable{storage.PackPrefix, reason})
+		b.pass(time.Hour)
+		if _, err := b.keeper.Scrub(t.Context()); err == nil {
+			t.Errorf("%v: the scrub has no error", reason)
+		}
+		b.disk.bad.Store(nil)
+		b.alarm(fmt.Sprint("after ", reason), 0)
+	}
+	b.disk.bad.Store(&unreadable{storage.PackPrefix, &fs.PathError{Op: "open", Path: "pack", Err: syscall.EACCES}})
+	b.pass(time.Hour)
+	if rep, err := b.keeper.Scrub(t.Context()); err != nil || rep.Damaged == 0 {
+		t.Errorf("a scrub of packs that may not be read: %+v, %v; want an alarm", rep, err)
+	}
+	b.restart()
+	b.disk.bad.Store(&unreadable{storage.PackPrefix, &fs.PathError{Op: "open", Path: "pack", Err: syscall.EACCES}})
+	b.failsOrServes("packs that may not be read", layer)
+	b.disk.bad.Store(nil)
+	if _, err := b.reg.ResolveBlob(t.Context(), repo, d); err != nil {
+		t.Errorf("HEAD when they may be read again: %v", err)
+	}
+	b.check("when they may be read again", layer)
+	b.alarm("when they may be read again", 0)
+}
+
+// TestCheckFails has everything checked and repaired while no pack can be read. The checks must
+// report that and end, and must not give anything up.
+func TestCheckFails(t *testing.T) {
+	t.Parallel()
+	for _, reason := range []syscall.Errno{syscall.EACCES, syscall.EIO} {
+		b := newBed(t)
+		layer := compressed(6, archive(1, 6))
+		d := b.push(layer)
+		b.drop()
+		b.restart()
+		b.disk.bad.Store(&unreadable{storage.PackPrefix, &fs.PathError{Op: "open", Path: "pack", Err: reason}})
+		rep, err := check.Run(t.Context(), b.reg, check.Options{Repair: true, GiveUpMany: true})
+		if err != nil || len(rep.Problems) != 1 || rep.Problems[0].Digest != d || rep.Problems[0].Repaired {
+			t.Errorf("%v: the check found %+v, %v; want that the layer cannot be read", reason, rep.Problems, err)
+		}
+		problems := 0
+		_, err = b.files.Verify(t.Context(), filestore.VerifyOptions{Contents: true, Repair: true, Found: func(p filestore.Problem) {
+			problems++
+			if p.Name != "" || p.Restored {
+				t.Errorf("%v: %+v", reason, p)
+			}
+		}})
+		if err != nil || problems == 0 {
+			t.Errorf("%v: the check of the packs found %d problems, %v", reason, problems, err)
+		}
+		b.failsOrServes(fmt.Sprint("during ", reason), layer)
+		b.disk.bad.Store(nil)
+		if _, err := b.files.Verify(t.Context(), filestore.VerifyOptions{Contents: true}); err != nil {
+			t.Error(err)
+		}
+		b.check(fmt.Sprint("after ", reason), layer)
+		b.alarm(fmt.Sprint("after ", reason), 0)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -57,7 +58,7 @@ func (s *Store) acquire(l *gearfacts.LayerRecipe) (*flight, error) {
 	}
 	file, err := nameless(s.opts.TempDir)
 	if err != nil {
-		return nil, spoolError(err)
+		return nil, failure(spooling, err)
 	}
 	f = &flight{s: s, l: *l, file: file, refs: 1, changed: make(chan struct{})}
 	f.ctx, f.cancel = context.WithCancel(s.stop)
@@ -88,6 +89,9 @@ func (f *flight) unkeep() {
 	f.timer.Stop()
 	f.s.kept -= f.l.Size
 }
+
+// spooling is what fails with an error of the file of a flight.
+const spooling = "keep a rebuilt layer in a temporary file"
 
 // nameless creates a file that has no name and disappears when it is closed.
 func nameless(dir string) (*os.File, error) {
@@ -187,40 +191,46 @@ func (f *flight) rebuild() error {
 	case <-f.ctx.Done():
 		return f.ctx.Err()
 	}
-	return asDamage(f.l.Digest, rebuildLayer(f.ctx, f.s.files, &f.l, f, f.s.opts.Workers))
-}
-
-// asDamage turns what a rebuild says about damaged or missing contents into the error of a
-// damaged object. A missing pack does not mean that the layer is missing. Other errors say
-// nothing about the layer: the catalogue did not answer, say, or no file could be opened.
-// A client must not be told then that the layer is lost.
-func asDamage(d oci.Digest, err error) error {
-	var corrupt *filestore.CorruptError
-	damage := errors.As(err, &corrupt) || storage.IsDamage(err)
-	for _, e := range []error{rebuild.ErrDamaged, filestore.ErrLost, filestore.ErrNotFound, gear.ErrContent, gear.ErrFormat} {
-		damage = damage || errors.Is(err, e)
-	}
-	var busy *objstore.BusyError
+	err := rebuildLayer(f.ctx, f.s.files, &f.l, f, f.s.opts.Workers)
 	switch {
-	case err == nil, errors.Is(err, context.Canceled):
-		return err
-	case !damage, errors.As(err, &busy):
-		return fmt.Errorf("rebuild layer %s: %w", d, err)
+	case err == nil:
+		return nil
+	case f.ctx.Err() != nil:
+		return f.ctx.Err()
+	case isLoss(err):
+		return fmt.Errorf("rebuild layer %s: %v: %w", f.l.Digest, err, objstore.ErrCorrupt)
 	}
-	return fmt.Errorf("rebuild layer %s: %v: %w", d, err, objstore.ErrCorrupt)
+	return failure("rebuild layer "+string(f.l.Digest), err)
 }
 
-// spoolError is an error of the temporary file into which a layer is rebuilt. It says
-// nothing about the layer, whatever the system calls it.
-func spoolError(err error) error {
-	return &objstore.BusyError{Err: fmt.Errorf("keep a rebuilt layer in a temporary file: %w", err)}
+// isLoss reports whether an error of a rebuild says that contents of the layer are missing,
+// or have other bytes than they should. Any other error says nothing about the layer: the
+// catalogue did not answer, say, or a pack may not be read, or its medium did not give it
+// back this time.
+func isLoss(err error) bool {
+	if busy := (*objstore.BusyError)(nil); errors.As(err, &busy) {
+		return false
+	}
+	var corrupt *filestore.CorruptError
+	return errors.As(err, &corrupt) || slices.ContainsFunc([]error{rebuild.ErrDamaged, filestore.ErrLost, filestore.ErrNotFound,
+		gear.ErrContent, gear.ErrFormat, objstore.ErrNotExist, objstore.ErrCorrupt}, func(e error) bool { return errors.Is(err, e) })
+}
+
+// failure is an error that says nothing about a layer, whatever the system calls it. Without
+// it, a reader would take "permission denied" for a damaged object, and clients would be
+// told that there is no such layer.
+func failure(doing string, err error) error {
+	if errors.Is(err, context.Canceled) {
+		return fmt.Errorf("%s: %w", doing, err)
+	}
+	return &objstore.BusyError{Err: fmt.Errorf("%s: %w", doing, err)}
 }
 
 // Write takes the next bytes of the layer.
 func (f *flight) Write(p []byte) (int, error) {
 	n, err := f.file.WriteAt(p, f.n) // nobody else changes n
 	if err != nil {
-		err = spoolError(err)
+		err = failure(spooling, err)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -340,7 +350,7 @@ func (o *object) Read(p []byte) (int, error) {
 		err = nil
 	}
 	if err != nil && err != io.EOF {
-		err = spoolError(err)
+		err = failure(spooling, err)
 	}
 	return k, err
 }
@@ -372,7 +382,7 @@ func (p *places) ReadAt(b []byte, off int64) (int, error) {
 	}
 	n, err := p.f.file.ReadAt(b, off)
 	if err != nil && err != io.EOF {
-		err = spoolError(err)
+		err = failure(spooling, err)
 	}
 	return n, err
 }

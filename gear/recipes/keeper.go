@@ -393,6 +393,8 @@ func (k *Keeper) first(ctx context.Context, d oci.Digest, rep *Report) error {
 	}
 	rate, err := k.prove(ctx, &l)
 	switch {
+	case err != nil && !isLoss(err): // the next pass proves it
+		return fmt.Errorf("rebuild it from what is stored: %w", err)
 	case err != nil:
 		// Either the stored data or this program does not produce what was pushed. The
 		// object stays.
@@ -500,7 +502,11 @@ func (k *Keeper) dropOne(ctx context.Context, l *gearfacts.LayerRecipe, rep *Rep
 		return gearfacts.NewRecipes(k.s.cat.DB).ProveRecipe(ctx, l.Digest, l.Rate, k.now().Add(k.p.Again))
 	}
 	if _, err := k.prove(ctx, l); err != nil {
-		return errors.Join(fmt.Errorf("rebuild it once more: %w", err), gearfacts.NewRecipes(k.s.cat.DB).EndRecipe(ctx, l.Digest))
+		err = fmt.Errorf("rebuild it once more: %w", err)
+		if isLoss(err) {
+			err = errors.Join(err, gearfacts.NewRecipes(k.s.cat.DB).EndRecipe(ctx, l.Digest))
+		}
+		return err
 	}
 	if err := k.did("proven again"); err != nil {
 		return err

@@ -144,33 +144,48 @@ func (s *Store) Unwrap() objstore.Store { return s.Store }
 // Get implements objstore.Store.
 func (s *Store) Get(ctx context.Context, key string, off, n int64) (objstore.Object, error) {
 	obj, err := s.Store.Get(ctx, key, off, n)
-	if !errors.Is(err, objstore.ErrNotExist) {
-		return obj, err
+	if err == nil {
+		return obj, nil
+	}
+	l, dropped, err := s.instead(ctx, key, err)
+	if dropped {
+		return s.open(ctx, key, &l, off, n)
+	}
+	if errors.Is(err, objstore.ErrNotExist) { // it may have come back between the two look-ups
+		return s.Store.Get(ctx, key, off, n)
+	}
+	return nil, err
+}
+
+// instead looks for a dropped layer after the object store has returned an error for its
+// key, and returns the error if there is none. The recipe stands for a dropped layer whatever
+// the error is: the object is not expected to be there, and so the store's directory, say,
+// need not be readable.
+func (s *Store) instead(ctx context.Context, key string, err error) (l gearfacts.LayerRecipe, dropped bool, _ error) {
+	if ctx.Err() != nil {
+		return l, false, err
 	}
 	l, dropped, lookErr := s.dropped(ctx, key)
 	if lookErr != nil {
-		return nil, lookErr
+		return l, false, lookErr
 	}
-	if !dropped { // it may have come back between the two look-ups
-		return s.Store.Get(ctx, key, off, n)
-	}
-	return s.open(ctx, key, &l, off, n)
+	return l, dropped, err
 }
 
 // Stat implements objstore.Store.
 func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
 	info, err := s.Store.Stat(ctx, key)
-	if !errors.Is(err, objstore.ErrNotExist) {
-		return info, err
+	if err == nil {
+		return info, nil
 	}
-	l, dropped, lookErr := s.dropped(ctx, key)
-	if lookErr != nil {
-		return info, lookErr
+	l, dropped, err := s.instead(ctx, key, err)
+	if dropped {
+		return infoOf(key, &l), s.broken(ctx, &l)
 	}
-	if !dropped {
+	if errors.Is(err, objstore.ErrNotExist) {
 		return s.Store.Stat(ctx, key)
 	}
-	return infoOf(key, &l), s.broken(ctx, &l)
+	return info, err
 }
 
 // broken returns objstore.ErrCorrupt for a dropped layer that cannot be rebuilt, as far
@@ -180,7 +195,7 @@ func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
 func (s *Store) broken(ctx context.Context, l *gearfacts.LayerRecipe) error {
 	packs, lost, err := gearfacts.NewRecipes(s.cat.DB).Broken(ctx, l.Digest)
 	if err != nil {
-		return fmt.Errorf("look for damaged packs of a layer: %w", err)
+		return failure("look for damaged packs of a layer", err)
 	}
 	for _, p := range packs {
 		if lost {
@@ -208,7 +223,7 @@ func (s *Store) dropped(ctx context.Context, key string) (l gearfacts.LayerRecip
 		return l, false, nil
 	}
 	if err != nil {
-		return l, false, fmt.Errorf("look for the recipe of a layer: %w", err)
+		return l, false, failure("look for the recipe of a layer", err)
 	}
 	return l, l.Dropped(), nil
 }
@@ -262,15 +277,15 @@ type opener struct {
 // OpenAt implements objstore.Opener.
 func (o opener) OpenAt(ctx context.Context, key string) (objstore.ReadAtCloser, error) {
 	f, err := o.inner.OpenAt(ctx, key)
-	if !errors.Is(err, objstore.ErrNotExist) {
-		return f, err
+	if err == nil {
+		return f, nil
 	}
-	l, dropped, lookErr := o.s.dropped(ctx, key)
-	if lookErr != nil {
-		return nil, lookErr
+	l, dropped, err := o.s.instead(ctx, key, err)
+	if errors.Is(err, objstore.ErrNotExist) && !dropped {
+		return o.inner.OpenAt(ctx, key)
 	}
 	if !dropped {
-		return o.inner.OpenAt(ctx, key)
+		return nil, err
 	}
 	fl, err := o.s.acquire(&l)
 	if err != nil {
@@ -297,7 +312,7 @@ func (r redirector) URL(ctx context.Context, key string, valid time.Duration) (s
 	switch {
 	case errors.Is(err, catalog.ErrNotFound):
 	case err != nil:
-		return "", fmt.Errorf("look for the recipe of a layer: %w", err)
+		return "", failure("look for the recipe of a layer", err)
 	case l.Dropped() || l.State == gearfacts.RecipeProven && time.Until(l.Due) < 2*valid:
 		return "", fmt.Errorf("layer %s is kept as a recipe: %w", d, objstore.ErrNotExist)
 	}

@@ -170,6 +170,9 @@ func (t *transfer) copyObject(ctx context.Context, c repair.StoredContent) (err 
 	n, match, err := verify.Copy(ctx, dst, src, c.Digest, func(n int) {
 		t.step(func(rep *Report) { rep.Bytes, rep.CopiedBytes = rep.Bytes+int64(n), rep.CopiedBytes+int64(n) })
 	})
+	if busy := (*objstore.BusyError)(nil); errors.As(err, &busy) { // it says nothing about the content
+		return err
+	}
 	var unreadable *verify.ReadError
 	if errors.As(err, &unreadable) && ctx.Err() == nil || err == nil && (!match || n != c.Size) {
 		t.step(func(rep *Report) { rep.Bytes, rep.CopiedBytes = rep.Bytes-n, rep.CopiedBytes-n })

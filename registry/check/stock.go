@@ -266,7 +266,8 @@ func (s stock) stillSurplus(p Problem, was repair.Presence) func(context.Context
 // is none.
 func (s stock) setAside(d oci.Digest, because error) func(context.Context) (bool, error) {
 	m, ok := objstore.As[objstore.Mover](s.up.Store)
-	if !ok || !errors.Is(because, syscall.EIO) {
+	// A dropped layer has no object: what could not be read is a pack.
+	if busy := (*objstore.BusyError)(nil); !ok || !errors.Is(because, syscall.EIO) || errors.As(because, &busy) {
 		return nil
 	}
 	return func(ctx context.Context) (bool, error) {

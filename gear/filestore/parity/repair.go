@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"slices"
 	"syscall"
 	"time"
@@ -88,18 +89,15 @@ func (s *Guard) tryRepair(ctx context.Context, pack gear.Name, l *loss) error {
 	if err != nil {
 		return fmt.Errorf("look for its groups: %w", err)
 	}
-	if len(groups) == 0 {
-		return ErrNoParity
-	}
-	switch err := s.verifyObject(ctx, packKey(pack), pack, nil); {
-	case err == nil: // somebody else has repaired it
+	damage := s.verifyObject(ctx, packKey(pack), pack, nil)
+	if damage == nil { // somebody else has repaired it, or it can be read again
 		return s.checks.Checked(ctx, pack, "")
-	case !isLost(err):
-		return err
-	default:
-		l.add(packKey(pack), err)
 	}
-	var lost, failed []error
+	if !isLost(damage) && !IsUnreadable(damage) {
+		return damage
+	}
+	l.add(packKey(pack), damage)
+	lost, failed := []error{ErrNoParity}, []error(nil)
 	for i := range groups {
 		err := s.repairFrom(ctx, &groups[i], pack, l)
 		switch {
@@ -115,6 +113,9 @@ func (s *Guard) tryRepair(ctx context.Context, pack gear.Name, l *loss) error {
 			failed = append(failed, err)
 		}
 	}
+	if IsUnreadable(damage) { // it may be read again later
+		failed = append(failed, damage)
+	}
 	if len(failed) > 0 {
 		return errors.Join(failed...)
 	}
@@ -128,14 +129,25 @@ func (l *loss) add(key string, err error) {
 	}
 }
 
-// isLost reports whether an error of a read says that the object is missing, that it has
-// other bytes, or that the medium does not give it back. Any other error may pass.
+// isLost reports whether an error of a read says that the object is missing or that it has
+// other bytes. Any other error may pass: even a medium may be read again later.
 func isLost(err error) bool {
 	if busy := (*objstore.BusyError)(nil); errors.As(err, &busy) {
 		return false
 	}
-	return IsUnreadable(err) || slices.ContainsFunc([]error{objstore.ErrNotExist, objstore.ErrCorrupt, packfile.ErrFormat, gear.ErrContent},
+	return slices.ContainsFunc([]error{objstore.ErrNotExist, objstore.ErrCorrupt, packfile.ErrFormat, gear.ErrContent},
 		func(e error) bool { return errors.Is(err, e) })
+}
+
+// Lasts reports whether an error of a read says something about the object that stays as
+// it is until somebody does something about it: the object is missing, has other bytes, is
+// not given back by its medium, or may not be read. A full disk or too many open files, for
+// example, say nothing about the object.
+func Lasts(err error) bool {
+	if busy := (*objstore.BusyError)(nil); errors.As(err, &busy) {
+		return false
+	}
+	return isLost(err) || IsUnreadable(err) || errors.Is(err, fs.ErrPermission)
 }
 
 // IsUnreadable reports whether an error says that a medium or a file system does not give
@@ -166,6 +178,14 @@ func (s *Guard) repairFrom(ctx context.Context, g *gearfacts.ParityGroup, pack g
 		return err
 	}
 	if gear.Name(sum.Sum(nil)) != pack {
+		for _, src := range sources { // each was sound when it was read before
+			if src == nil {
+				continue
+			}
+			if err := src.verify(); err != nil {
+				return fmt.Errorf("read %x again: %v", src.Digest, err)
+			}
+		}
 		return fmt.Errorf("what the group gives is not pack %x: %w", pack, ErrNoParity)
 	}
 	return u.Commit(ctx, packKey(pack))

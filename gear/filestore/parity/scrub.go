@@ -16,7 +16,8 @@ import (
 	"example.org/slipway/registry/objstore"
 )
 
-// Check reads the parity files of a group whole and records whether they are sound.
+// Check reads the parity files of a group whole and records whether they are sound. damage
+// says what is wrong with them. An error says that nothing was found out.
 func (s *Guard) Check(ctx context.Context, g *gearfacts.ParityGroup, wait func(ctx context.Context, n int) error) (damage, err error) {
 	for _, f := range g.Files {
 		if damage = s.verifyObject(ctx, parityKey(f.Digest), f.Digest, wait); damage != nil {
@@ -25,6 +26,9 @@ func (s *Guard) Check(ctx context.Context, g *gearfacts.ParityGroup, wait func(c
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
+	}
+	if damage != nil && !Lasts(damage) {
+		return nil, damage
 	}
 	return damage, s.groups.Checked(ctx, g.ID, damage != nil)
 }
@@ -84,8 +88,7 @@ func (s *Guard) Scrub(ctx context.Context, pack gear.Name, wait func(ctx context
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		var busy *objstore.BusyError
-		if errors.As(damage, &busy) {
+		if !Lasts(damage) {
 			return nil, damage
 		}
 	}
@@ -101,14 +104,15 @@ func (s *Guard) Verify(ctx context.Context, pack gear.Name) error {
 	return s.verifyObject(ctx, packKey(pack), pack, nil)
 }
 
-// verifyObject hashes an object.
+// verifyObject hashes an object. A read that ends before the object does says nothing about
+// the object.
 func (s *Guard) verifyObject(ctx context.Context, key string, digest gear.Name, wait func(ctx context.Context, n int) error) error {
 	o, err := s.objs.Get(ctx, key, 0, -1)
 	if err != nil {
 		return err
 	}
 	defer o.Close()
-	h := sha256.New()
+	h, left := sha256.New(), o.Info().Size
 	buf := make([]byte, scrubBlock)
 	for {
 		if wait != nil {
@@ -118,7 +122,11 @@ func (s *Guard) verifyObject(ctx context.Context, key string, digest gear.Name, 
 		}
 		n, err := io.ReadFull(o, buf)
 		h.Write(buf[:n])
+		left -= int64(n)
 		if err == io.EOF || err == io.ErrUnexpectedEOF {
+			if left > 0 {
+				return fmt.Errorf("the read ended %d bytes too early: %w", left, io.ErrUnexpectedEOF)
+			}
 			break
 		}
 		if err != nil {
