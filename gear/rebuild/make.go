@@ -1,6 +1,7 @@
 package rebuild
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -166,10 +167,12 @@ func (m *maker) segment(n int, endBit, endPlain int64) error {
 	events := m.events[:n]
 	first := events[0]
 	known := m.chosen
-	if !known {
-		m.choose(events, endPlain)
+	var data []byte
+	if known {
+		data = m.encode(m.model, events, endPlain, math.MaxInt)
+	} else {
+		data = m.choose(events, endPlain)
 	}
-	data := m.encode(m.model, events, endPlain, math.MaxInt)
 	bits := endBit - first.Bit
 	share := func() float64 { return float64(len(data)) * 8 / float64(max(1, bits)) }
 	search := !known
@@ -177,9 +180,7 @@ func (m *maker) segment(n int, endBit, endPlain int64) error {
 		// The stream is not from that encoder, or the rest of it is not.
 		m.again++
 		search = true
-		if before := m.model; m.choose(events, endPlain) != before {
-			data = m.encode(m.model, events, endPlain, math.MaxInt)
-		}
+		data = m.choose(events, endPlain)
 	}
 	if search {
 		m.searched, m.found = len(m.r.segments), share()
@@ -252,8 +253,8 @@ const (
 	finalists  = 4
 )
 
-// choose finds the model that predicts the events best.
-func (m *maker) choose(events []*deflate.Event, endPlain int64) deflate.Model {
+// choose finds the model that predicts the events best, and codes them with it.
+func (m *maker) choose(events []*deflate.Event, endPlain int64) (best []byte) {
 	m.chosen = true
 	few, end := events, endPlain
 	for i, e := range events {
@@ -267,20 +268,23 @@ func (m *maker) choose(events []*deflate.Event, endPlain int64) deflate.Model {
 		cost  int
 	}
 	var trials []trial
-	best := math.MaxInt / 2
-	near := func() int { return best + best/4 + 16 }
+	least := math.MaxInt / 2
+	near := func() int { return least + least/4 + 16 }
 	for _, model := range deflate.Models() {
 		if data := m.encode(model, few, end, near()); data != nil {
-			best = min(best, len(data))
+			least = min(least, len(data))
 			trials = append(trials, trial{model, len(data)})
 		}
 	}
 	trials = slices.DeleteFunc(trials, func(t trial) bool { return t.cost > near() })
-	cost := math.MaxInt
+	// The model that is probably the best comes first, so that the others need not code all
+	// events.
+	slices.SortStableFunc(trials, func(a, b trial) int { return cmp.Compare(a.cost, b.cost) })
+	most := math.MaxInt
 	for _, t := range trials[:min(len(trials), finalists)] {
-		if data := m.encode(t.model, events, endPlain, cost); data != nil && len(data) < cost {
-			m.model, cost = t.model, len(data)
+		if data := m.encode(t.model, events, endPlain, most); data != nil && (best == nil || len(data) < len(best)) {
+			m.model, best, most = t.model, data, len(data)-1
 		}
 	}
-	return m.model
+	return best
 }
