@@ -19,10 +19,9 @@ const Slack = 8
 // and more, in separate chains, which are much shorter.
 //
 // Most encoders add every position to their chains, whatever they find there. So chains
-// makes the nodes of many positions ahead of the search, in one loop. The tables of the
-// last positions are much larger than a processor's nearest cache. In that loop the
-// processor waits for several of the tables' entries at once. A search does not need
-// these entries any more.
+// links many positions ahead of the search, in one loop. The tables of the last positions
+// are much larger than a processor's nearest cache. In that loop the processor waits for
+// several of the tables' entries at once. A search does not need these entries any more.
 //
 // The result is what the encoder finds, except for strings that share a hash with many
 // other strings. The result need not be the same as the encoder's, because wrong
@@ -33,35 +32,41 @@ type chains struct {
 	end    int    // the search sees nothing from here on
 	member int    // start of the member; may be negative
 	ins    int    // positions before it are in the encoder's chains
-	done   int    // positions before it have nodes; at least ins
+	done   int    // positions before it are linked; at least ins
 
-	own   [1 << goBits]head // by the encoder's hash
-	four  [1 << tableBits]int32
-	five  [1 << tableBits]int32
-	eight [1 << tableBits]int32
-	nodes [ring]node
-	link4 [ring]uint16
+	// heads has the last position + 1 of each chain.
+	heads struct {
+		own   [1 << goBits]head // by the encoder's hash
+		four  [1 << tableBits]int32
+		five  [1 << tableBits]int32
+		eight [1 << tableBits]int32
+	}
+	// back has, for each position, the distance to the position before it in each chain. A
+	// walk along a chain needs one of these arrays, and the part of it that is within the
+	// window almost fits into a processor's nearest cache.
+	back struct{ own, four, five, eight [ring]uint16 }
+	ord  [ring]uint16 // ordinals in the encoder's chains
 }
 
-// head is the last position of a chain + 1, and the number of positions in the chain.
-type head struct {
-	pos   int32
-	count uint32
-}
+// head is the last position of a chain + 1, and in the upper half the number of positions in
+// the chain.
+type head uint64
 
-// node is a position. It has the distance to the previous position in each chain, and its
-// ordinal.
-type node struct{ own, five, eight, ord uint16 }
+func (h head) pos() int32    { return int32(uint32(h)) }
+func (h head) count() uint32 { return uint32(h >> 32) }
+
+// next returns the head when a position was added.
+func (h head) next(at int32) head { return head(h.count()+1)<<32 | head(uint32(at)) }
 
 const (
 	wmask     = window - 1
 	tableBits = 15
 	goBits    = 17 // bits of the hash of Go's encoder
-	// ring is the number of nodes that are kept: the nodes of the window, and as many
-	// ahead.
+	// ring is the number of positions whose links are kept: those of the window, and as
+	// many ahead.
 	ring  = 2 * window
 	rmask = ring - 1
-	// batch is how many nodes are made ahead.
+	// batch is how many positions are linked ahead.
 	batch = 512
 )
 
@@ -72,10 +77,14 @@ func (c *chains) start(s search, buf []byte, end, at, member int) {
 	c.search, c.buf, c.end, c.member = s, buf, end, member
 	c.ins = max(0, member, at-window)
 	c.done = c.ins
-	clear(c.own[:])
-	clear(c.four[:])
-	clear(c.five[:])
-	clear(c.eight[:])
+	used := len(c.heads.own)
+	if s.zlib {
+		used = 1 << s.hashBits
+	}
+	clear(c.heads.own[:used])
+	clear(c.heads.four[:])
+	clear(c.heads.five[:])
+	clear(c.heads.eight[:])
 }
 
 // begin begins a member. Nothing before it can be copied.
@@ -95,8 +104,14 @@ func (c *chains) hash(v uint64) uint32 {
 }
 
 func (c *chains) hashZlib(v uint64) uint32 {
+	return hashZlib(v, c.hashShift, 1<<c.hashBits-1)
+}
+
+// hashZlib is the hash of zlib's encoder. The shifts are less than 32, and the compiler makes
+// faster code if it knows.
+func hashZlib(v uint64, shift uint, mask uint32) uint32 {
 	b := uint32(v)
-	return (b&0xff<<(2*c.hashShift) ^ b>>8&0xff<<c.hashShift ^ b>>16&0xff) & (1<<c.hashBits - 1)
+	return (b&0xff<<(2*shift&31) ^ b>>8&0xff<<(shift&31) ^ b>>16&0xff) & mask
 }
 
 func hashGo(v uint64) uint32 { return bits.ReverseBytes32(uint32(v)) * 0x1e35a7bd >> (32 - goBits) }
@@ -107,16 +122,16 @@ func hash5(v uint64) uint32 { return uint32((v << 24) * 0x9e3779b185ebca87 >> (6
 
 func hash8(v uint64) uint32 { return uint32(v * 0x9e3779b185ebca87 >> (64 - tableBits)) }
 
-// back returns how far before a position the last position of a chain is. Both are given
+// apart returns how far before a position the last position of a chain is. Both are given
 // + 1. A result larger than the window means that there is none.
-func back(at, last int32) uint16 { return uint16(min(uint32(at-last), 1<<16-1)) }
+func apart(at, last int32) uint16 { return uint16(min(uint32(at-last), 1<<16-1)) }
 
 // limit returns the first position that the encoder does not add to its chains yet,
 // because it does not see enough bytes there.
 func (c *chains) limit() int { return c.end - c.minLen + 1 }
 
-// reach makes the nodes up to the node of i. It makes further nodes if they do not depend
-// on which tokens the encoder takes.
+// reach links the positions up to i. It links further ones if that does not depend on which
+// tokens the encoder takes.
 func (c *chains) reach(i int) {
 	to := i + 1
 	if !c.greedy {
@@ -140,22 +155,27 @@ func (c *chains) skip(at int) {
 }
 
 func (c *chains) insertZlib(from, to int) {
+	heads, back, shift, mask := &c.heads, &c.back, c.hashShift, uint32(1)<<c.hashBits-1
 	for i := from; i < to; i++ {
-		v, at := load64(c.buf, i), int32(i+1)
-		h, h4, h5, h8 := &c.own[c.hashZlib(v)&(1<<goBits-1)], &c.four[hash4(v)], &c.five[hash5(v)], &c.eight[hash8(v)]
-		c.nodes[i&rmask] = node{back(at, h.pos), back(at, *h5), back(at, *h8), uint16(h.count)}
-		c.link4[i&rmask] = back(at, *h4)
-		*h = head{at, h.count + 1}
+		v, at, k := load64(c.buf, i), int32(i+1), i&rmask
+		h, h4, h5, h8 := &heads.own[hashZlib(v, shift, mask)&(1<<goBits-1)], &heads.four[hash4(v)], &heads.five[hash5(v)], &heads.eight[hash8(v)]
+		old := *h
+		*h = old.next(at)
+		back.own[k], c.ord[k] = apart(at, old.pos()), uint16(old.count())
+		back.four[k], back.five[k], back.eight[k] = apart(at, *h4), apart(at, *h5), apart(at, *h8)
 		*h4, *h5, *h8 = at, at, at
 	}
 }
 
 func (c *chains) insertGo(from, to int) {
+	heads, back := &c.heads, &c.back
 	for i := from; i < to; i++ {
-		v, at := load64(c.buf, i), int32(i+1)
-		h, h5, h8 := &c.own[hashGo(v)], &c.five[hash5(v)], &c.eight[hash8(v)]
-		c.nodes[i&rmask] = node{back(at, h.pos), back(at, *h5), back(at, *h8), uint16(h.count)}
-		*h = head{at, h.count + 1}
+		v, at, k := load64(c.buf, i), int32(i+1), i&rmask
+		h, h5, h8 := &heads.own[hashGo(v)], &heads.five[hash5(v)], &heads.eight[hash8(v)]
+		old := *h
+		*h = old.next(at)
+		back.own[k], c.ord[k] = apart(at, old.pos()), uint16(old.count())
+		back.five[k], back.eight[k] = apart(at, *h5), apart(at, *h8)
 		*h5, *h8 = at, at
 	}
 }
@@ -196,12 +216,11 @@ func (c *chains) find(i, prev int) (length, dist int) {
 	if i >= c.done {
 		c.reach(i)
 	}
-	at := c.nodes[i&rmask]
-	nearest, low := i-int(at.own), c.low(i)
+	nearest, low := i-int(c.back.own[i&rmask]), c.low(i)
 	if nearest < low {
 		return prev, 0
 	}
-	w := walk{i: i, look: look, low: low, tries: uint16(c.chain), at: at}
+	w := walk{i: i, look: look, low: low, tries: uint16(c.chain), ord: c.ord[i&rmask]}
 	if prev >= c.good {
 		w.tries >>= 2
 	}
@@ -226,16 +245,15 @@ func (c *chains) find(i, prev int) (length, dist int) {
 	return prev, 0
 }
 
-// walk is a search at i, whose node is at. It compares at most look bytes, does not go
+// walk is a search at i, whose ordinal is ord. It compares at most look bytes, does not go
 // before low, and considers only the first tries candidates.
 type walk struct {
 	i, look, low int
-	at           node
-	tries        uint16
+	ord, tries   uint16
 }
 
 // seen reports whether the encoder looks at the candidate j.
-func (c *chains) seen(w *walk, j int) bool { return w.at.ord-c.nodes[j&rmask].ord <= w.tries }
+func (c *chains) seen(w *walk, j int) bool { return w.ord-c.ord[j&rmask] <= w.tries }
 
 // long finds matches of five bytes and more that are longer than best.
 func (c *chains) long(w *walk, best int) (length, dist int) {
@@ -244,13 +262,13 @@ func (c *chains) long(w *walk, best int) (length, dist int) {
 	// Other strings with the same hash count as steps, too, so the last candidates may be
 	// missed.
 	steps := int(w.tries) + 8
-	j := w.i - int(w.at.eight)
+	five, eight := &c.back.five, &c.back.eight
+	j := w.i - int(eight[w.i&rmask])
 	if best < 7 {
-		for j = w.i - int(w.at.five); j >= w.low && steps > 0; steps-- {
-			at := &c.nodes[j&rmask]
+		for j = w.i - int(five[w.i&rmask]); j >= w.low && steps > 0; steps-- {
 			if load32(buf, j+best-3) == want {
 				if n := matchLen(buf, j, w.i, w.look); n > best {
-					if w.at.ord-at.ord > w.tries {
+					if !c.seen(w, j) {
 						return length, dist
 					}
 					best, length, dist = n, n, w.i-j
@@ -259,22 +277,21 @@ func (c *chains) long(w *walk, best int) (length, dist int) {
 					}
 					want = load32(buf, w.i+best-3)
 					if n >= 8 { // longer matches have these eight bytes
-						j -= int(at.eight)
+						j -= int(eight[j&rmask])
 						break
 					}
 				}
 			}
-			j -= int(at.five)
+			j -= int(five[j&rmask])
 		}
 		if best < 8 {
 			return length, dist
 		}
 	}
 	for ; j >= w.low && steps > 0; steps-- {
-		at := &c.nodes[j&rmask]
 		if load32(buf, j+best-3) == want {
 			if n := matchLen(buf, j, w.i, w.look); n > best {
-				if w.at.ord-at.ord > w.tries {
+				if !c.seen(w, j) {
 					break
 				}
 				best, length, dist = n, n, w.i-j
@@ -284,7 +301,7 @@ func (c *chains) long(w *walk, best int) (length, dist int) {
 				want = load32(buf, w.i+best-3)
 			}
 		}
-		j -= int(at.eight)
+		j -= int(eight[j&rmask])
 	}
 	return length, dist
 }
@@ -293,7 +310,7 @@ func (c *chains) long(w *walk, best int) (length, dist int) {
 func (c *chains) short4(w *walk, nearest int) (dist int) {
 	v := load32(c.buf, w.i)
 	if !c.zlib {
-		for j := nearest; j >= w.low; j -= int(c.nodes[j&rmask].own) {
+		for j := nearest; j >= w.low; j -= int(c.back.own[j&rmask]) {
 			if load32(c.buf, j) == v {
 				if w.i-j > c.far || !c.seen(w, j) {
 					return 0
@@ -303,7 +320,7 @@ func (c *chains) short4(w *walk, nearest int) (dist int) {
 		}
 		return 0
 	}
-	for j := w.i - int(c.link4[w.i&rmask]); j >= w.low; j -= int(c.link4[j&rmask]) {
+	for j := w.i - int(c.back.four[w.i&rmask]); j >= w.low; j -= int(c.back.four[j&rmask]) {
 		if load32(c.buf, j) == v {
 			if !c.seen(w, j) {
 				return 0
@@ -317,7 +334,7 @@ func (c *chains) short4(w *walk, nearest int) (dist int) {
 // short3 finds the nearest match of three bytes.
 func (c *chains) short3(w *walk, nearest int) (dist int) {
 	v, low := load32(c.buf, w.i), max(w.low, w.i-c.far)
-	for j := nearest; j >= low; j -= int(c.nodes[j&rmask].own) {
+	for j := nearest; j >= low; j -= int(c.back.own[j&rmask]) {
 		if (load32(c.buf, j)^v)&0xffffff == 0 {
 			if !c.seen(w, j) {
 				return 0
@@ -342,15 +359,15 @@ func (c *chains) candidates(i, length int, do func(dist int) bool) {
 	if i >= c.done {
 		c.reach(i)
 	}
-	j := int(c.own[c.hash(load64(c.buf, i))].pos) - 1
+	j := int(c.heads.own[c.hash(load64(c.buf, i))].pos()) - 1
 	if i < c.done {
-		j = i - int(c.nodes[i&rmask].own)
+		j = i - int(c.back.own[i&rmask])
 	}
 	for low := max(i-window, c.member, 0); j >= low && steps > 0; steps-- {
 		if matchLen(c.buf, j, i, length) == length && !do(i-j) {
 			return
 		}
-		j -= int(c.nodes[j&rmask].own)
+		j -= int(c.back.own[j&rmask])
 	}
 }
 
