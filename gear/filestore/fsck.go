@@ -26,8 +26,9 @@ type VerifyOptions struct {
 	// records damaged contents as lost. It also deletes objects that the catalogue does not
 	// name.
 	Repair bool
-	// Found is called with every problem.
-	Found func(Problem)
+	// Found is called with every problem, and Progress, if not nil, after every pack.
+	Found    func(Problem)
+	Progress func(VerifyReport)
 }
 
 // Problem is something that Verify found.
@@ -86,6 +87,9 @@ func (s *Store) Verify(ctx context.Context, o VerifyOptions) (rep VerifyReport, 
 			rep.Files += n
 			if err != nil {
 				return rep, fmt.Errorf("verify pack %x: %w", packs[i].Digest, err)
+			}
+			if o.Progress != nil {
+				o.Progress(rep)
 			}
 		}
 	}

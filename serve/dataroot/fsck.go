@@ -182,20 +182,40 @@ func (r *Root) rebuild(ctx context.Context, args FsckArgs, progress func(check.R
 	return rep, err
 }
 
+// progressEvery is how often the progress within packs is shown.
+const progressEvery = 100 * time.Millisecond
+
 // Fsck checks everything. Packs come last, because by then the repairs before them
-// have freed space.
+// have freed space; the totals of the progress include them from the beginning.
 func (r *Root) Fsck(ctx context.Context, args FsckArgs, progress func(check.Report)) (check.Report, error) {
 	ctx = PastCache(ctx)
 	if args.Rebuild {
 		return r.rebuild(ctx, args, progress)
 	}
-	rep, err := r.fsck(ctx, args, progress)
+	packs, err := r.Gear.Status(ctx)
+	if err != nil {
+		return check.Report{}, fmt.Errorf("count the packs of Gear files: %w", err)
+	}
+	show := func(rep check.Report, read filestore.VerifyReport) {
+		if progress != nil {
+			rep.Objects += int64(read.Packs)
+			rep.Bytes, rep.BytesTotal = rep.Bytes+read.Bytes, rep.BytesTotal+max(packs.PackBytes, read.Bytes)
+			progress(rep)
+		}
+	}
+	rep, err := r.fsck(ctx, args, func(rep check.Report) { show(rep, filestore.VerifyReport{}) })
 	if err != nil {
 		return rep, err
 	}
 	began := time.Now()
+	shown := began
 	g := &gearCheck{rep: &rep, repair: args.Repair}
-	n, err := r.files.Verify(ctx, filestore.VerifyOptions{Contents: !args.Quick, Repair: args.Repair, Found: g.found})
+	n, err := r.files.Verify(ctx, filestore.VerifyOptions{Contents: !args.Quick, Repair: args.Repair, Found: g.found, Progress: func(read filestore.VerifyReport) {
+		if now := time.Now(); now.Sub(shown) >= progressEvery {
+			shown = now
+			show(rep, read)
+		}
+	}})
 	rep.Objects += int64(n.Packs)
 	rep.Bytes, rep.BytesTotal = rep.Bytes+n.Bytes, rep.BytesTotal+n.Bytes
 	rep.Took += time.Since(began)
