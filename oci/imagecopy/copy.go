@@ -68,6 +68,9 @@ type Options struct {
 type Progress struct {
 	// Repo and Reference are being copied. They are the names at the source.
 	Repo, Reference string
+	// Repository and Tag are their numbers, counted from 1: of the Repositories to copy,
+	// and of the Tags and other references that are copied of this one.
+	Repository, Repositories, Tag, Tags int
 	// References is the number of references that are done, and Failed is the number that
 	// failed.
 	References, Failed int64
@@ -164,10 +167,13 @@ func (c *copier) run(ctx context.Context) error {
 		}
 	}
 	var errs []error
-	for _, im := range images {
+	for i, im := range images {
 		if im.To == "" {
 			im.To = im.From
 		}
+		c.step(func(p *Progress) {
+			p.Repo, p.Reference, p.Repository, p.Repositories, p.Tag, p.Tags = im.From, "", i+1, len(images), 0, 0
+		})
 		err := c.image(ctx, im)
 		if err == nil {
 			continue
@@ -191,15 +197,15 @@ func (c *copier) image(ctx context.Context, im Image) error {
 			return nil
 		}
 		if err != nil {
-			c.step(func(p *Progress) { p.Repo, p.Failed = im.From, p.Failed+1 })
+			c.step(func(p *Progress) { p.Failed++ })
 			return fmt.Errorf("list tags of %s: %w", im.From, err)
 		}
 		SortTags(refs)
 	}
 	var errs []error
 	looks := 0
-	for _, ref := range refs {
-		c.step(func(p *Progress) { p.Repo, p.Reference = im.From, ref })
+	for i, ref := range refs {
+		c.step(func(p *Progress) { p.Reference, p.Tag, p.Tags = ref, i+1, len(refs) })
 		err := c.gone(ctx, im.From, ref, c.reference(ctx, im, ref), &looks)
 		if errors.Is(err, ErrGone) && len(im.References) == 0 {
 			c.o.Logger.InfoContext(ctx, "a tag was deleted during the copy", "repo", im.From, "ref", ref)

@@ -271,13 +271,22 @@ func TestCopyEverything(t *testing.T) {
 	dst.mounts = true
 	_, signature := library(t, src)
 	var calls int
-	p, err := imagecopy.Copy(t.Context(), dst, src, imagecopy.Options{Referrers: true, Progress: func(imagecopy.Progress) { calls++ }})
+	var seen []string
+	p, err := imagecopy.Copy(t.Context(), dst, src, imagecopy.Options{Referrers: true, Progress: func(p imagecopy.Progress) {
+		calls++
+		if at := fmt.Sprintf("%d of %d, %d of %d: %s:%s", p.Repository, p.Repositories, p.Tag, p.Tags, p.Repo, p.Reference); !slices.Contains(seen, at) {
+			seen = append(seen, at)
+		}
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := imagecopy.Progress{Repo: "lib/tool", Reference: "v2", References: 3, Manifests: 6, Blobs: 8, Mounted: 1, Bytes: p.Bytes}
+	want := imagecopy.Progress{Repo: "lib/tool", Reference: "v2", Repository: 2, Repositories: 2, Tag: 2, Tags: 2, References: 3, Manifests: 6, Blobs: 8, Mounted: 1, Bytes: p.Bytes}
 	if diff := cmp.Diff(want, p); diff != "" {
 		t.Errorf("progress (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"1 of 2, 0 of 0: lib/app:", "1 of 2, 1 of 1: lib/app:v1", "2 of 2, 0 of 0: lib/tool:", "2 of 2, 1 of 2: lib/tool:v1", "2 of 2, 2 of 2: lib/tool:v2"}, seen); diff != "" {
+		t.Errorf("totals (-want +got):\n%s", diff)
 	}
 	if p.Bytes == 0 || calls < 10 {
 		t.Errorf("got %d bytes and %d calls of Progress", p.Bytes, calls)

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 
 	"example.org/slipway/oci"
@@ -316,7 +317,7 @@ func (x *run) copy(ctx context.Context, images []imagecopy.Image) error {
 	to := ""
 	progress := func(p imagecopy.Progress) {
 		x.step(func(rep *Report) {
-			rep.Doing = "copying " + p.Repo + ":" + p.Reference
+			rep.Doing = strings.TrimSuffix("copying "+p.Repo+":"+p.Reference, ":")
 			rep.Images, rep.Manifests, rep.Blobs, rep.Bytes = p.References, p.Manifests, p.Blobs, p.Bytes
 		})
 	}

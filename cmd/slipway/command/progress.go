@@ -2,15 +2,19 @@ package command
 
 import (
 	"fmt"
+	"io"
+	"log"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/term"
 )
 
 // Progress shows the progress of long work on standard error. On a terminal it updates
-// one line; elsewhere it prints a line every ten seconds.
+// one line, which lines of the standard logger push down; elsewhere it prints a line every
+// ten seconds. Its methods may be called concurrently.
 type Progress struct {
 	// Doing is the beginning of every line.
 	Doing    string
@@ -19,21 +23,49 @@ type Progress struct {
 	Every time.Duration
 	// Start is when the work began.
 	Start time.Time
+	// logged is where the standard logger wrote before.
+	logged io.Writer
+
+	mu    sync.Mutex
 	last  time.Time
 	shown bool
 }
 
 // NewProgress returns the progress of work that begins now. The caller must end it.
 func NewProgress(doing string) *Progress {
-	p := &Progress{Doing: doing, terminal: term.IsTerminal(int(os.Stderr.Fd())), Every: 10 * time.Second, Start: time.Now(), last: time.Now()}
+	return newProgress(doing, term.IsTerminal(int(os.Stderr.Fd())))
+}
+
+func newProgress(doing string, terminal bool) *Progress {
+	p := &Progress{Doing: doing, terminal: terminal, Every: 10 * time.Second, Start: time.Now(), last: time.Now()}
 	if p.terminal {
 		p.Every = 100 * time.Millisecond
+		p.logged = log.Writer()
+		log.SetOutput(p)
 	}
 	return p
 }
 
+// Write writes a line of the log where the progress stood. It implements io.Writer.
+func (p *Progress) Write(line []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.clear()
+	return p.logged.Write(line)
+}
+
+// clear removes the line, and has the next one shown at once. The caller holds mu.
+func (p *Progress) clear() {
+	if p.terminal && p.shown {
+		fmt.Fprint(os.Stderr, "\r\x1b[K")
+		p.shown, p.last = false, time.Time{}
+	}
+}
+
 // Show prints a line if one is due.
 func (p *Progress) Show(format string, args ...any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if time.Since(p.last) < p.Every {
 		return
 	}
@@ -64,8 +96,11 @@ func (p *Progress) Share(done, total int64, format string, args ...any) {
 
 // End clears the line.
 func (p *Progress) End() {
-	if p.terminal && p.shown {
-		fmt.Fprint(os.Stderr, "\r\x1b[K")
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.clear()
+	if p.logged != nil {
+		log.SetOutput(p.logged)
 	}
 }
 

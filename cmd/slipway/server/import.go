@@ -158,7 +158,7 @@ func copyImages(ctx context.Context, dst *admin.Admin, src oci.Registry, o image
 // showCopied shows the progress of a copy of images.
 func showCopied(p *command.Progress) func(imagecopy.Progress) {
 	return func(c imagecopy.Progress) {
-		p.Show("%s:%s, %d references, %d blobs, %s", c.Repo, c.Reference, c.References, c.Blobs, command.Size(c.Bytes))
+		p.Show("%s:%s, %d of %d tags, repository %d of %d; %d blobs, %s", c.Repo, c.Reference, c.Tag, c.Tags, c.Repository, c.Repositories, c.Blobs, command.Size(c.Bytes))
 	}
 }
 
