@@ -1,6 +1,9 @@
 package command
 
 import (
+	"slices"
+	"strings"
+
 	"github.com/spf13/cobra"
 )
 
@@ -65,5 +68,25 @@ func nameCompletions(cmd *cobra.Command) {
 		if c.Flags().Lookup("root") != nil {
 			_ = c.MarkFlagDirname("root")
 		}
+	}
+}
+
+// CompleteValues lets shells complete the values of a flag. If list is set, the flag takes
+// several of them, separated by commas.
+func CompleteValues(cmd *cobra.Command, flag string, list bool, values ...string) {
+	complete := cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)
+	if list {
+		complete = func(_ *cobra.Command, _ []string, text string) (out []cobra.Completion, _ cobra.ShellCompDirective) {
+			given := text[:strings.LastIndexByte(text, ',')+1]
+			for _, v := range values {
+				if strings.HasPrefix(v, text[len(given):]) && !slices.Contains(strings.Split(given, ","), v) {
+					out = append(out, given+v)
+				}
+			}
+			return out, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+		}
+	}
+	if err := cmd.RegisterFlagCompletionFunc(flag, complete); err != nil {
+		panic(err) // the command has no such flag, or completes it already
 	}
 }

@@ -231,6 +231,13 @@ layers of the trace take together, or of what was pushed, or in bytes.`,
 	fl.StringVar(&f.sizesOf, "sizes", "recorded", "sizes of layers: recorded, or model (made up, for a trace without sizes)")
 	fl.Uint64Var(&f.seed, "seed", 1, "seed of the model's sizes and of everything random")
 	fl.Float64Var(&f.rho, "rho", 0, "correlation of modelled size and popularity, -1 to 1")
+	command.CompleteValues(cmd, "policy", true, simulate.Policies()...)
+	command.CompleteValues(cmd, "ssd-policy", false, policy.Names()...)
+	command.CompleteValues(cmd, "of", false, "footprint", "ingress")
+	command.CompleteValues(cmd, "admit", false, "all", "second-touch", "adaptive")
+	command.CompleteValues(cmd, "by", false, "host", "random", "digest")
+	command.CompleteValues(cmd, "writes", false, "none", "through", "compat")
+	command.CompleteValues(cmd, "sizes", false, "recorded", "model")
 	return cmd
 }
 
