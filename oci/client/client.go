@@ -37,6 +37,7 @@ import (
 	"oras.land/oras-go/v2/registry/remote/auth"
 
 	"example.org/slipway/oci"
+	"example.org/slipway/oci/client/wrongserver"
 	"example.org/slipway/oci/wire"
 )
 
@@ -270,7 +271,7 @@ func (c *Client) transport(o *Options) (http.RoundTripper, error) {
 		return o.Transport, nil
 	}
 	t := &http.Transport{
-		Proxy:                 http.ProxyFromEnvironment,
+		Proxy: http.ProxyFromEnvironment, DialContext: wrongserver.Dial,
 		ForceAttemptHTTP2:     true,
 		MaxIdleConnsPerHost:   64,
 		IdleConnTimeout:       90 * time.Second,
@@ -280,8 +281,7 @@ func (c *Client) transport(o *Options) (http.RoundTripper, error) {
 		TLSClientConfig: &tls.Config{
 			MinVersion:         tls.VersionTLS12,
 			InsecureSkipVerify: o.InsecureSkipVerify,
-			RootCAs:            o.RootCAs,
-			Certificates:       o.Certificates,
+			RootCAs:            o.RootCAs, Certificates: o.Certificates,
 		},
 	}
 	c.own = &renewable{}

@@ -34,6 +34,8 @@ func Advice(err error) string {
 		return "; check the name of the host, and write images as REGISTRY/REPOSITORY:TAG"
 	case errors.Is(err, syscall.ECONNREFUSED) && errors.As(err, &op) && op.Net == "tcp":
 		return "; nothing listens there: start the registry (slipway serve), or name its address"
+	case errors.As(err, &op) && op.Op == "dial" && op.Timeout():
+		return "; nothing answers there: check the address, and whether a firewall is before it"
 	case (errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH)) && errors.As(err, &op):
 		return "; there is no way to that address from this machine: check the address, the network and whether a proxy is needed"
 	}

@@ -2,11 +2,14 @@ package wrongserver_test
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"example.org/slipway/oci/client/wrongserver"
 )
@@ -42,4 +45,53 @@ func TestAdvice(t *testing.T) {
 	if got := wrongserver.Advice(context.Canceled); got != "" {
 		t.Errorf("an error of another kind: %q", got)
 	}
+}
+
+// TestDialGivesUp connects to a server that drops packets. Dial must give up long before the
+// system does, and the advice must say what that means.
+func TestDialGivesUp(t *testing.T) {
+	t.Parallel()
+	address := deaf(t)
+	began := time.Now()
+	_, err := wrongserver.Dial(context.Background(), "tcp", address)
+	if err == nil {
+		t.Fatal("it answered")
+	}
+	if took := time.Since(began); took < 5*time.Second || took > 30*time.Second {
+		t.Errorf("it took %v: %v", took, err)
+	}
+	if !wrongserver.Unreachable(err) || !strings.Contains(wrongserver.Advice(err), "nothing answers there") {
+		t.Errorf("%v: unreachable is %v, and the advice %q", err, wrongserver.Unreachable(err), wrongserver.Advice(err))
+	}
+}
+
+// deaf returns the address of a socket whose queue of connections is full, so that the kernel drops
+// further ones without an answer.
+func deaf(t *testing.T) string {
+	t.Helper()
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { syscall.Close(fd) })
+	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Listen(fd, 0); err != nil {
+		t.Fatal(err)
+	}
+	name, err := syscall.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := fmt.Sprintf("127.0.0.1:%d", name.(*syscall.SockaddrInet4).Port)
+	for range 20 {
+		c, err := net.DialTimeout("tcp", address, 500*time.Millisecond)
+		if err != nil {
+			return address
+		}
+		t.Cleanup(func() { c.Close() })
+	}
+	t.Fatal("the queue does not get full")
+	return ""
 }

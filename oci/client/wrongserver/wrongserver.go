@@ -4,6 +4,7 @@ package wrongserver
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -11,7 +12,18 @@ import (
 	"net/http"
 	"strings"
 	"syscall"
+	"time"
 )
+
+// dialTimeout bounds how long a connection may take. A lost packet is sent again after one
+// second, three and seven, so three may be lost. The system alone tries for two minutes.
+const dialTimeout = 10 * time.Second
+
+// Dial connects to a server, and gives up after 10 s.
+func Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	d := net.Dialer{Timeout: dialTimeout}
+	return d.DialContext(ctx, network, address)
+}
 
 // ErrNeedsTLS is the error for a registry that expects TLS and was used over HTTP.
 var ErrNeedsTLS = errors.New("it speaks TLS")
@@ -22,6 +34,9 @@ var ErrNeedsTLS = errors.New("it speaks TLS")
 func Unreachable(err error) bool {
 	var op *net.OpError
 	if errors.As(err, &op) && op.Op == "dial" {
+		if op.Timeout() {
+			return true
+		}
 		for _, no := range []error{syscall.ECONNREFUSED, syscall.EHOSTUNREACH, syscall.ENETUNREACH} {
 			if errors.Is(err, no) {
 				return true
