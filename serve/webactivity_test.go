@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"example.org/slipway/registry/activity"
 	"example.org/slipway/registry/auth"
 )
 
@@ -47,6 +48,7 @@ func TestActivityPage(t *testing.T) {
 	}
 	s := start(t, setup{yaml: "log: {audit: {file: " + audit + "}}\nauth: {htpasswd: {path: " + users + "}, access: [{repositories: ['**'], subjects: [alice], actions: [pull]}, {repositories: ['**'], subjects: [root], actions: ['*', admin]}]}"})
 	alice, root := basic("alice", "a"), basic("root", "r")
+	export := regexp.MustCompile(`<a href="/ui/(activity\?[^"]*format=json)"`)
 	row, next, prev := regexp.MustCompile(`event-\d{4}`), regexp.MustCompile(`<a href="/ui/(activity\?[^"]*)" rel="next">`), regexp.MustCompile(`<a href="/ui/(activity\?[^"]*)" rel="prev">`)
 	for query, match := range map[string]func(auth.Event) bool{
 		"until=2026-01-31":                    func(auth.Event) bool { return true },
@@ -66,6 +68,23 @@ func TestActivityPage(t *testing.T) {
 			if match(e) {
 				want = append(want, e.Reference)
 			}
+		}
+		// The export has what all pages have.
+		if m := export.FindStringSubmatch(s.page("activity?"+query, root)); m != nil {
+			a := s.want(http.StatusOK, "GET", "/ui/"+html.UnescapeString(m[1]), "", root)
+			var rep activity.Report
+			if err := json.Unmarshal([]byte(a.body), &rep); err != nil || a.header.Get("Content-Type") != "application/json" {
+				t.Fatalf("the export of %s is %s: %v", query, a.header.Get("Content-Type"), err)
+			}
+			var exported []string
+			for _, e := range rep.Events {
+				exported = append(exported, e.Reference)
+			}
+			if !slices.Equal(exported, want) {
+				t.Errorf("the export of %s has %q, want %q", query, exported, want)
+			}
+		} else if len(want) > 0 {
+			t.Errorf("%s cannot be exported", query)
 		}
 		pages := []string{"activity?" + query}
 		for {
@@ -113,6 +132,7 @@ func TestActivityPage(t *testing.T) {
 		s.want(http.StatusOK, "GET", "/ui/activity?"+query, "", root)
 	}
 	s.want(http.StatusForbidden, "GET", "/ui/activity", "", alice)
+	s.want(http.StatusForbidden, "GET", "/ui/activity?format=json", "", alice)
 
 	s = start(t, setup{})
 	s.shows("activity", "log.audit.file")

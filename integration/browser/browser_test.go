@@ -60,7 +60,8 @@ func (w *window) crawl(most int, queue ...string) []string {
 		for _, link := range eval[[]string](w, `[...document.querySelectorAll("a[href]")].map(a => a.href)`) {
 			next, ok := strings.CutPrefix(link, w.base)
 			next, _, _ = strings.Cut(next, "#")
-			if !ok || !strings.HasPrefix(next, "/ui/") || strings.HasPrefix(next, "/ui/static/") || strings.HasPrefix(next, "/ui/reports/") && strings.Contains(next, ".") || seen[kind(next)] {
+			if !ok || !strings.HasPrefix(next, "/ui/") || strings.HasPrefix(next, "/ui/static/") || strings.HasPrefix(next, "/ui/reports/") && strings.Contains(next, ".") ||
+				strings.Contains(next, "format=json") || seen[kind(next)] { // what is downloaded is no page
 				continue
 			}
 			seen[kind(next)] = true

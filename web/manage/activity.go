@@ -36,6 +36,9 @@ type Activity struct {
 	// page.
 	From, To     int
 	Newer, Older string
+	// Export leads to all events that match, as JSON. Whole reports that Report is that.
+	Export string
+	Whole  bool
 }
 
 // ReadActivity returns the page that a query names. log is nil without an audit log.
@@ -63,9 +66,13 @@ func ReadActivity(ctx context.Context, log Log, query url.Values, now time.Time)
 		f.Skip = max(0, min(n, activity.MaxLimit))
 	}
 	f.Limit = activityPage
+	if d.Whole = query.Get("format") == "json"; d.Whole {
+		f.Skip, f.Limit = 0, activity.MaxLimit
+	}
 	if d.Report, err = log(ctx, f); err != nil {
 		return nil, err
 	}
+	d.Export = d.link(at, 0) + "&format=json"
 	d.From, d.To = f.Skip+1, f.Skip+len(d.Report.Events)
 	if f.Skip > 0 {
 		d.Newer = d.link(at, max(0, f.Skip-activityPage))
