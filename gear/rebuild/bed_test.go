@@ -126,7 +126,11 @@ func pgzip(tb testing.TB, plain []byte, block int) []byte {
 
 func makeRecipe(tb testing.TB, blob []byte, opts *rebuild.MakeOptions) *rebuild.Recipe {
 	tb.Helper()
-	r, err := rebuild.Make(context.Background(), bytes.NewReader(blob), opts)
+	verified := rebuild.MakeOptions{Verify: true}
+	if opts != nil {
+		verified.SegmentBytes, verified.Plain = opts.SegmentBytes, opts.Plain
+	}
+	r, err := rebuild.Make(context.Background(), bytes.NewReader(blob), &verified)
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -5,11 +5,14 @@ import (
 	"compress/gzip"
 	"context"
 	"flag"
+	"fmt"
 	"io"
 	"os"
 	"syscall"
 	"testing"
 	"time"
+
+	kgzip "github.com/klauspost/compress/gzip"
 
 	"example.org/slipway/gear/rebuild"
 )
@@ -26,8 +29,7 @@ func cpuTime(tb testing.TB) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkRebuild measures what a rebuild costs, and what making the recipe and rebuilding it once
-// costs. It compares both with the CPU time that Go's gzip takes for the same bytes at level 6.
+// BenchmarkRebuild measures what a rebuild costs, and what making and verifying the recipe costs. It compares both with the CPU time that Go's gzip takes for the same bytes at level 6.
 func BenchmarkRebuild(b *testing.B) {
 	file := *benchPlain
 	if file == "" {
@@ -44,18 +46,22 @@ func BenchmarkRebuild(b *testing.B) {
 	began := cpuTime(b)
 	goBlob := goZip(b, plain, gzip.DefaultCompression, nil)
 	unit := cpuTime(b) - began
-	for _, e := range []struct {
+	type encoded struct {
 		name string
 		blob []byte
-	}{{"go6", goBlob}, {"go1", goZip(b, plain, gzip.BestSpeed, nil)}, {"pgzip", pgzip(b, plain, 1<<20)}, {"gzip6", pipe(b, plain, "gzip", "-6")}} {
+	}
+	all := []encoded{{"go6", goBlob}, {"go1", goZip(b, plain, gzip.BestSpeed, nil)}, {"pgzip", pgzip(b, plain, 1<<20)}, {"gzip6", pipe(b, plain, "gzip", "-6")}}
+	for level := 1; level <= 9; level++ {
+		all = append(all, encoded{fmt.Sprint("klauspost", level), klauspost(b, plain, level)})
+	}
+	for _, e := range all {
 		var r *rebuild.Recipe
 		b.Run(e.name+"/make", func(b *testing.B) {
 			measured(b, len(e.blob), unit, func() {
 				var err error
-				if r, err = rebuild.Make(context.Background(), bytes.NewReader(e.blob), nil); err != nil {
+				if r, err = rebuild.Make(context.Background(), bytes.NewReader(e.blob), &rebuild.MakeOptions{Verify: true}); err != nil {
 					b.Fatal(err)
 				}
-				rebuildOnce(b, r, plain)
 			})
 		})
 		b.Run(e.name+"/rebuild", func(b *testing.B) {
@@ -66,6 +72,23 @@ func BenchmarkRebuild(b *testing.B) {
 			b.ReportMetric(1e6*float64(size(r))/float64(len(e.blob)), "recipe-ppm")
 		})
 	}
+}
+
+// klauspost compresses with klauspost/compress/gzip, of which only pgzip's level has a model.
+func klauspost(tb testing.TB, plain []byte, level int) []byte {
+	tb.Helper()
+	var out bytes.Buffer
+	w, err := kgzip.NewWriterLevel(&out, level)
+	if err == nil {
+		_, err = w.Write(plain)
+	}
+	if err == nil {
+		err = w.Close()
+	}
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return out.Bytes()
 }
 
 func rebuildOnce(b *testing.B, r *rebuild.Recipe, plain []byte) {

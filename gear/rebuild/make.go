@@ -27,6 +27,10 @@ type MakeOptions struct {
 	SegmentBytes int
 	// Plain, when set, receives the uncompressed layer.
 	Plain io.Writer
+	// Verify writes the layer again from the recipe, with the predictions that were made
+	// for it, and compares the digest. That takes much less time than a rebuild, which has
+	// to predict again, and only leaves open whether a prediction is the same each time.
+	Verify bool
 }
 
 const (
@@ -54,6 +58,7 @@ type maker struct {
 	searched int
 	found    float64
 	r        Recipe
+	verify   *verifier // nil: the layer is not verified
 }
 
 // Make reads a layer that is compressed with gzip, and makes its recipe. It needs some 20
@@ -68,6 +73,9 @@ func Make(ctx context.Context, layer io.Reader, opts *MakeOptions) (*Recipe, err
 		m.opts.SegmentBytes = defaultSegment
 	}
 	m.opts.SegmentBytes = min(m.opts.SegmentBytes, maxSegmentTarget)
+	if m.opts.Verify {
+		m.verify = newVerifier()
+	}
 	sum := sha256.New()
 	m.in = deflate.NewReader(io.TeeReader(layer, sum))
 	if err := m.run(ctx); err != nil {
@@ -79,6 +87,11 @@ func Make(ctx context.Context, layer io.Reader, opts *MakeOptions) (*Recipe, err
 	m.r.Plain = m.plain
 	sum.Sum(m.r.Digest[:0])
 	m.diffID.Sum(m.r.DiffID[:0])
+	if m.verify != nil {
+		if err := m.verify.end(&m.r); err != nil {
+			return nil, fmt.Errorf("make recipe: %w", err)
+		}
+	}
 	return &m.r, nil
 }
 
@@ -107,7 +120,7 @@ func (m *maker) run(ctx context.Context) error {
 			if m.plain < m.events[n].Plain+ahead {
 				break // the segment needs plain bytes that have not been read yet
 			}
-			if err := m.segment(n, m.events[n].Bit, m.events[n].Plain); err != nil {
+			if err := m.segment(n, m.events[n].Bit, m.events[n].Plain, false); err != nil {
 				return err
 			}
 		}
@@ -155,7 +168,7 @@ func (m *maker) finish(end int64) error {
 		} else {
 			bit, plain = m.events[n].Bit, m.events[n].Plain
 		}
-		if err := m.segment(n, bit, plain); err != nil {
+		if err := m.segment(n, bit, plain, n == len(m.events)); err != nil {
 			return err
 		}
 	}
@@ -163,18 +176,18 @@ func (m *maker) finish(end int64) error {
 }
 
 // segment makes a segment of the first n events. It ends at the given positions.
-func (m *maker) segment(n int, endBit, endPlain int64) error {
+func (m *maker) segment(n int, endBit, endPlain int64, last bool) error {
 	events := m.events[:n]
 	first := events[0]
 	known := m.chosen
-	var data []byte
+	var data attempt
 	if known {
 		data = m.encode(m.model, events, endPlain, math.MaxInt)
 	} else {
 		data = m.choose(events, endPlain)
 	}
 	bits := endBit - first.Bit
-	share := func() float64 { return float64(len(data)) * 8 / float64(max(1, bits)) }
+	share := func() float64 { return float64(len(data.b)) * 8 / float64(max(1, bits)) }
 	search := !known
 	if known && m.again < maxAgain && m.poor(share()) {
 		// The stream is not from that encoder, or the rest of it is not.
@@ -185,11 +198,17 @@ func (m *maker) segment(n int, endBit, endPlain int64) error {
 	if search {
 		m.searched, m.found = len(m.r.segments), share()
 	}
-	s := segment{bit: first.Bit, bits: bits, at: first.Plain, plain: endPlain - first.Plain, model: m.model, data: data}
+	s := segment{bit: first.Bit, bits: bits, at: first.Plain, plain: endPlain - first.Plain, model: m.model, data: data.b}
 	if s.bits > maxSegmentBits || s.plain > maxSegmentPlain {
 		return fmt.Errorf("%w: it has a block that is too long", ErrUnsupported)
 	}
 	m.r.segments = append(m.r.segments, s)
+	if m.verify != nil {
+		span, _, _ := m.span(m.model, first.Plain, endPlain)
+		if err := m.verify.segment(&s, span, data.guesses, last); err != nil {
+			return err
+		}
+	}
 	for _, e := range events {
 		if e.Kind == deflate.MemberHeader {
 			m.member = e.Plain
@@ -220,16 +239,33 @@ const (
 	searchPause = 16
 )
 
+// attempt is a segment that was coded with a model. guesses is set if the segment is to be
+// verified.
+type attempt struct {
+	b       []byte
+	guesses *replay
+}
+
 // encode codes events with a model. It assumes that they are all events up to endPlain.
-// It returns nil if the result has more than limit bytes.
-func (m *maker) encode(model deflate.Model, events []*deflate.Event, endPlain int64, limit int) []byte {
+// The result has no bytes if it has more than limit.
+func (m *maker) encode(model deflate.Model, events []*deflate.Event, endPlain int64, limit int) (a attempt) {
 	from := events[0].Plain
-	off := max(0, from-int64(model.History()))
-	end := min(endPlain+ahead, m.plain)
+	s, off, end := m.span(model, from, endPlain)
+	if m.verify != nil {
+		a.guesses = newReplay()
+	}
+	a.b = encodeSegment(m.work, s, from-m.member, m.horizons(off, from, end), events, limit, a.guesses)
+	return a
+}
+
+// span returns the plain bytes from one position to another as a model needs them, which are
+// those from off to end.
+func (m *maker) span(model deflate.Model, from, to int64) (s span, off, end int64) {
+	off = max(0, from-int64(model.History()))
+	end = min(to+ahead, m.plain)
 	buf := m.work.window(int(end - off))
 	copy(buf[:len(buf)-slack], m.in.Out[off-m.base:])
-	s := span{model: model, buf: buf, at: int(from - off), end: int(endPlain - off)}
-	return encodeSegment(m.work, s, from-m.member, m.horizons(off, from, end), events, limit)
+	return span{model: model, buf: buf, at: int(from - off), end: int(to - off)}, off, end
 }
 
 // horizons returns the places between from and end at which the encoder had to finish all
@@ -254,7 +290,7 @@ const (
 )
 
 // choose finds the model that predicts the events best, and codes them with it.
-func (m *maker) choose(events []*deflate.Event, endPlain int64) (best []byte) {
+func (m *maker) choose(events []*deflate.Event, endPlain int64) (best attempt) {
 	m.chosen = true
 	few, end := events, endPlain
 	for i, e := range events {
@@ -271,9 +307,9 @@ func (m *maker) choose(events []*deflate.Event, endPlain int64) (best []byte) {
 	least := math.MaxInt / 2
 	near := func() int { return least + least/4 + 16 }
 	for _, model := range deflate.Models() {
-		if data := m.encode(model, few, end, near()); data != nil {
-			least = min(least, len(data))
-			trials = append(trials, trial{model, len(data)})
+		if data := m.encode(model, few, end, near()); data.b != nil {
+			least = min(least, len(data.b))
+			trials = append(trials, trial{model, len(data.b)})
 		}
 	}
 	trials = slices.DeleteFunc(trials, func(t trial) bool { return t.cost > near() })
@@ -282,8 +318,8 @@ func (m *maker) choose(events []*deflate.Event, endPlain int64) (best []byte) {
 	slices.SortStableFunc(trials, func(a, b trial) int { return cmp.Compare(a.cost, b.cost) })
 	most := math.MaxInt
 	for _, t := range trials[:min(len(trials), finalists)] {
-		if data := m.encode(t.model, events, endPlain, most); data != nil && (best == nil || len(data) < len(best)) {
-			m.model, best, most = t.model, data, len(data)-1
+		if data := m.encode(t.model, events, endPlain, most); data.b != nil && (best.b == nil || len(data.b) < len(best.b)) {
+			m.model, best, most = t.model, data, len(data.b)-1
 		}
 	}
 	return best

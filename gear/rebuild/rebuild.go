@@ -127,7 +127,7 @@ func (r *Recipe) each(ctx context.Context, plain io.ReaderAt, opts *Options, do 
 
 // inOrder joins segments that meet within a byte.
 func (r *Recipe) inOrder(ctx context.Context, results []chan rebuilt, room chan struct{}, do func([]byte) error) error {
-	var shared byte // the bits of the last segment in the byte that it shares with the next
+	var join joiner
 	for i, c := range results {
 		var res rebuilt
 		select {
@@ -139,14 +139,7 @@ func (r *Recipe) inOrder(ctx context.Context, results []chan rebuilt, room chan 
 		if res.err != nil {
 			return fmt.Errorf("rebuild segment %d: %w", i, res.err)
 		}
-		s, b := &r.segments[i], res.b
-		if s.bit%8 != 0 && len(b) > 0 {
-			b[0] |= shared
-		}
-		if (s.bit+s.bits)%8 != 0 && i+1 < len(r.segments) {
-			shared = b[len(b)-1]
-			b = b[:len(b)-1]
-		}
+		b := join.join(&r.segments[i], res.b, i+1 == len(r.segments))
 		if len(b) == 0 {
 			continue
 		}
@@ -172,6 +165,6 @@ func (r *Recipe) segment(w *work, i int, plain io.ReaderAt) ([]byte, error) {
 	}
 	at := int(s.at - off)
 	skip := s.bit % 8
-	out, err := decodeSegment(w, span{model: s.model, buf: buf, at: at, end: at + int(s.plain)}, s.data, uint(skip), skip+s.bits)
+	out, err := decodeSegment(w, w.pred, span{model: s.model, buf: buf, at: at, end: at + int(s.plain)}, s.data, uint(skip), skip+s.bits)
 	return bytes.Clone(out), err
 }

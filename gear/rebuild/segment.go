@@ -98,13 +98,14 @@ type segmentEncoder struct {
 	member  int // where a member began in this segment; -1: it began before
 	header  []byte
 	scratch deflate.Writer
-	limit   int // bytes
+	limit   int     // bytes
+	record  *replay // set if the segment is to be verified
 }
 
 // encodeSegment codes the events, given the plain bytes. It stops and returns nil when
-// the result has more than limit bytes.
-func encodeSegment(w *work, s span, into int64, horizons []int, events []*deflate.Event, limit int) []byte {
-	e := &segmentEncoder{work: w, span: s, enc: newEncoder(), m: newModels(), member: -1, limit: limit}
+// the result has more than limit bytes. record, if not nil, gets what a verification needs.
+func encodeSegment(w *work, s span, into int64, horizons []int, events []*deflate.Event, limit int, record *replay) []byte {
+	e := &segmentEncoder{work: w, span: s, enc: newEncoder(), m: newModels(), member: -1, limit: limit, record: record}
 	begin := deflate.Span{Buf: s.buf, At: s.at, Member: s.at, Horizons: horizons}
 	inside := events[0].Kind != deflate.MemberHeader
 	e.enc.flag(&e.m.inMember, inside)
@@ -120,6 +121,9 @@ func encodeSegment(w *work, s span, into int64, horizons []int, events []*deflat
 		before = h
 	}
 	e.pred.Start(s.model, begin)
+	if record != nil {
+		record.model, record.begin = s.model, begin
+	}
 	for _, ev := range events {
 		if e.event(ev); e.tooLong() {
 			return nil
@@ -178,7 +182,7 @@ func (e *segmentEncoder) block(b *deflate.Block) {
 		return
 	}
 	from := e.pred.At()
-	first := e.pred.Chunk(1)
+	first := e.chunk(1)
 	if first == 0 || !e.chunks(from+b.Plain) {
 		m.tokens.put(enc, uint32(len(b.Tokens)))
 	}
@@ -198,17 +202,31 @@ const maxChunks = 256
 // It returns false if the last chunk does not end with the block.
 func (e *segmentEncoder) chunks(end int) bool {
 	k := 1
-	for k < maxChunks && e.pred.Chunk(k) < end {
+	for k < maxChunks && e.chunk(k) < end {
 		k++
 	}
-	if e.pred.Chunk(k) != end {
+	if e.chunk(k) != end {
 		k = 0
 	}
 	e.m.chunks.put(e.enc, uint32(k))
 	return k > 0
 }
 
+// chunk returns the end of the k-th chunk.
+func (e *segmentEncoder) chunk(k int) int {
+	end := e.pred.Chunk(k)
+	if e.record != nil && end > 0 {
+		e.record.chunks[chunkAt{e.pred.At(), k}] = end
+	}
+	return end
+}
+
 func (e *segmentEncoder) tokens(toks []deflate.Token) {
+	before := 0
+	if r := e.record; r != nil {
+		before = len(r.toks)
+		r.toks = append(r.toks, toks...)
+	}
 	last, missed := -1, 0
 	for i := 0; ; i++ {
 		n, guess := e.pred.Agree(toks[i:])
@@ -217,7 +235,10 @@ func (e *segmentEncoder) tokens(toks []deflate.Token) {
 		}
 		e.enc.bit(&e.m.miss[missed], 1)
 		e.m.gap.put(e.enc, uint32(i-last-1))
-		e.fixToken(guess, toks[i])
+		rank := e.fixToken(guess, toks[i])
+		if r := e.record; r != nil {
+			r.misses = append(r.misses, miss{before + i, guess, rank})
+		}
 		if last, missed = i, 1; e.tooLong() {
 			return
 		}
@@ -226,9 +247,11 @@ func (e *segmentEncoder) tokens(toks []deflate.Token) {
 	e.enc.bit(&e.m.miss[missed], 0)
 }
 
-// fixToken codes a token that differs from the guess.
-func (e *segmentEncoder) fixToken(guess, t deflate.Token) {
+// fixToken codes a token that differs from the guess. It returns the rank of the token, or
+// -1 if that was not coded.
+func (e *segmentEncoder) fixToken(guess, t deflate.Token) (rank int) {
 	fix, guessed := fixBoth, 0
+	rank = -1
 	if guess != 0 {
 		guessed = 1
 		switch {
@@ -245,12 +268,13 @@ func (e *segmentEncoder) fixToken(guess, t deflate.Token) {
 		e.m.length[guessed].put(e.enc, t.Len()-3)
 	}
 	if fix == fixDistance || fix == fixBoth {
-		rank := e.pred.Rank(t)
+		rank = e.pred.Rank(t)
 		e.m.rank[fix].put(e.enc, uint32(rank+1))
 		if rank < 0 {
 			e.enc.plain(uint32(t.Dist()-1), 15)
 		}
 	}
+	return rank
 }
 
 // kept is the coding of a header whose bits are in the recipe.
@@ -306,6 +330,7 @@ func (w *work) window(n int) []byte {
 type segmentDecoder struct {
 	*work
 	span
+	pred   guesser
 	dec    *decoder
 	m      *models
 	member int
@@ -313,11 +338,11 @@ type segmentDecoder struct {
 	limit  int64 // bits of the result
 }
 
-// decodeSegment writes the bits of a segment from its plain bytes. The result begins at
-// the given bit of its first byte, and has endBit bits. It is valid until w is used
-// again.
-func decodeSegment(w *work, s span, data []byte, bit uint, endBit int64) ([]byte, error) {
-	d := &segmentDecoder{work: w, span: s, dec: newDecoder(data), m: newModels(), member: -1, limit: endBit}
+// decodeSegment writes the bits of a segment from its plain bytes, with the guesses of pred.
+// The result begins at the given bit of its first byte, and has endBit bits. It is valid
+// until w is used again.
+func decodeSegment(w *work, pred guesser, s span, data []byte, bit uint, endBit int64) ([]byte, error) {
+	d := &segmentDecoder{work: w, pred: pred, span: s, dec: newDecoder(data), m: newModels(), member: -1, limit: endBit}
 	w.w.Reset(bit)
 	begin := deflate.Span{Buf: s.buf, At: s.at, Member: s.at}
 	if d.dec.flag(&d.m.inMember) {
