@@ -7,7 +7,7 @@ import "time"
 type Rebuild struct {
 	ColdAfter    time.Duration `yaml:"cold_after" min:"0s" doc:"Drops layers of images that nobody has pulled for this long. Each is rebuilt from its files, byte for byte, when a client pulls it. 0 drops none. This works only with storage.filesystem and one server: docs/rebuilding.md." example:"30d"`
 	Repositories []string      `yaml:"repositories" doc:"Patterns of repositories, as in immutable_tags. A layer is dropped only if all repositories that have it match. Empty means all." example:"archive/**"`
-	Again        time.Duration `yaml:"again" default:"168h" min:"0s" doc:"How long a layer stays after it was rebuilt for the first time. Then it is rebuilt once more as a test, and dropped."`
+	Again        time.Duration `yaml:"again" default:"168h" min:"0s" doc:"How long a layer stays after its recipe was made. Then it is rebuilt from what is stored, as a test, and dropped."`
 	LeastBytes   Size          `yaml:"least_bytes" default:"64KiB" min:"0" doc:"Smallest layer that is dropped, in bytes."`
 	LeastRate    Size          `yaml:"least_rate" default:"2MiB" min:"0" doc:"Bytes that one processor must rebuild in a second. A layer that takes longer is not dropped."`
 	MostRecipe   int           `yaml:"most_recipe" default:"5" min:"1" doc:"Size limit of a recipe, in percent of its layer. A layer with a larger recipe is not dropped."`

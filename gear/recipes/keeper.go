@@ -25,8 +25,8 @@ type Policy struct {
 	// ColdAfter is how long nobody must have pulled an image with a layer before the
 	// layer is dropped; 0: no layer is dropped.
 	ColdAfter time.Duration
-	// Again is how long a layer is kept after its recipe has rebuilt it. Then it is
-	// rebuilt once more and dropped.
+	// Again is how long a layer is kept after its recipe was made and proven. Then it is
+	// rebuilt from what is stored, and dropped.
 	Again time.Duration
 	// Repositories reports whether a repository may show a layer that is dropped; nil:
 	// all repositories may.
@@ -352,7 +352,7 @@ func (k *Keeper) makeOne(ctx context.Context, d oci.Digest, rep *Report) error {
 	if err := k.did("made"); err != nil {
 		return err
 	}
-	return k.first(ctx, d, rep)
+	return k.first(ctx, d)
 }
 
 // recipe makes the recipe of a layer from its object.
@@ -371,7 +371,7 @@ func (k *Keeper) recipe(ctx context.Context, d oci.Digest) (l gearfacts.LayerRec
 	}
 	defer obj.Close()
 	split := rebuild.NewSplitter(x.Files)
-	r, err := rebuild.Make(ctx, obj, &rebuild.MakeOptions{Plain: split})
+	r, err := rebuild.Make(ctx, obj, &rebuild.MakeOptions{Plain: split, Verify: true})
 	if err != nil {
 		return l, nil, err
 	}
@@ -385,28 +385,31 @@ func (k *Keeper) recipe(ctx context.Context, d oci.Digest) (l gearfacts.LayerRec
 	return gearfacts.LayerRecipe{Digest: d, Index: g.Index, Size: r.Size}, r.Append(nil), err
 }
 
-// first proves a recipe that was just stored.
-func (k *Keeper) first(ctx context.Context, d oci.Digest, rep *Report) error {
+// first proves a recipe that was just stored. It was verified when it was made, so what
+// remains is that the object store has it and the files. Before the layer is dropped, it is
+// rebuilt from them.
+func (k *Keeper) first(ctx context.Context, d oci.Digest) error {
 	l, err := gearfacts.NewRecipes(k.s.cat.DB).LayerRecipe(ctx, d)
 	if err != nil {
 		return err
 	}
-	rate, err := k.prove(ctx, &l)
-	switch {
-	case err != nil && !isLoss(err): // the next pass proves it
-		return fmt.Errorf("rebuild it from what is stored: %w", err)
-	case err != nil:
-		// Either the stored data or this program does not produce what was pushed. The
-		// object stays.
-		return errors.Join(fmt.Errorf("rebuild it from what is stored: %w", err), gearfacts.NewRecipes(k.s.cat.DB).EndRecipe(ctx, d))
-	case rate < k.p.LeastRate:
-		rep.Refused++
-		return gearfacts.NewRecipes(k.s.cat.DB).RefuseRecipe(ctx, d, fmt.Sprintf("%d bytes of it are rebuilt in a second, and %d must be", rate, k.p.LeastRate))
+	began := time.Now()
+	files, err := k.s.proof()
+	if err == nil {
+		err = readBack(ctx, files, &l)
+	}
+	k.busy += time.Since(began)
+	if err != nil {
+		err = fmt.Errorf("read back what is stored: %w", err)
+		if isLoss(err) { // the object stays, and the next pass makes another recipe
+			err = errors.Join(err, gearfacts.NewRecipes(k.s.cat.DB).EndRecipe(ctx, d))
+		}
+		return err
 	}
 	if err := k.did("proving"); err != nil {
 		return err
 	}
-	if err := gearfacts.NewRecipes(k.s.cat.DB).ProveRecipe(ctx, d, rate, k.now().Add(k.p.Again)); err != nil {
+	if err := gearfacts.NewRecipes(k.s.cat.DB).ProveRecipe(ctx, d, 0, k.now().Add(k.p.Again)); err != nil {
 		return err
 	}
 	return k.did("proven")
@@ -489,7 +492,7 @@ func (k *Keeper) dropDue(ctx context.Context, rep *Report) error {
 // from a process that ended.
 func (k *Keeper) dropOne(ctx context.Context, l *gearfacts.LayerRecipe, rep *Report) error {
 	if l.State == gearfacts.RecipeMade {
-		err := k.first(ctx, l.Digest, rep)
+		err := k.first(ctx, l.Digest)
 		k.tried[l.Digest] = err != nil
 		return err
 	}
@@ -501,12 +504,19 @@ func (k *Keeper) dropOne(ctx context.Context, l *gearfacts.LayerRecipe, rep *Rep
 	if !cold || !k.matches(repos) { // the recipe is kept until the layer is cold again
 		return gearfacts.NewRecipes(k.s.cat.DB).ProveRecipe(ctx, l.Digest, l.Rate, k.now().Add(k.p.Again))
 	}
-	if _, err := k.prove(ctx, l); err != nil {
-		err = fmt.Errorf("rebuild it once more: %w", err)
+	rate, err := k.prove(ctx, l)
+	if err != nil {
+		err = fmt.Errorf("rebuild it from what is stored: %w", err)
 		if isLoss(err) {
+			// Either the stored data or this program does not produce what was pushed. The
+			// object stays.
 			err = errors.Join(err, gearfacts.NewRecipes(k.s.cat.DB).EndRecipe(ctx, l.Digest))
 		}
 		return err
+	}
+	if rate < k.p.LeastRate {
+		rep.Refused++
+		return gearfacts.NewRecipes(k.s.cat.DB).RefuseRecipe(ctx, l.Digest, fmt.Sprintf("%d bytes of it are rebuilt in a second, and %d must be", rate, k.p.LeastRate))
 	}
 	if err := k.did("proven again"); err != nil {
 		return err

@@ -3,6 +3,7 @@ package recipes
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
 	"io"
@@ -22,33 +23,72 @@ var indexLimits = gear.Limits{Entries: 64 << 20, Bytes: 16 << 30}
 // rebuildLayer writes a layer from its recipe and its files. It writes the last segment
 // when the digest is known to be right.
 func rebuildLayer(ctx context.Context, files *filestore.Store, l *gearfacts.LayerRecipe, w io.Writer, workers int) error {
+	r, a, err := openLayer(ctx, files, l)
+	if err != nil {
+		return err
+	}
+	return r.Rebuild(ctx, w, a, &rebuild.Options{Workers: workers})
+}
+
+// readBack reads the recipe of a layer and its files, and compares the archive that they give
+// with the digest of the layer's archive. It predicts nothing, and so takes a tenth of the
+// time of a rebuild.
+func readBack(ctx context.Context, files *filestore.Store, l *gearfacts.LayerRecipe) error {
+	r, a, err := openLayer(ctx, files, l)
+	if err != nil {
+		return err
+	}
+	sum := sha256.New()
+	buf := make([]byte, min(readBackBytes, r.Plain))
+	for off := int64(0); off < r.Plain; off += int64(len(buf)) {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		buf = buf[:min(int64(len(buf)), r.Plain-off)]
+		if _, err := a.ReadAt(buf, off); err != nil {
+			return err
+		}
+		sum.Write(buf)
+	}
+	if [sha256.Size]byte(sum.Sum(nil)) != r.DiffID {
+		return fmt.Errorf("%w: its archive has another digest", rebuild.ErrDamaged)
+	}
+	return nil
+}
+
+// readBackBytes is how many bytes of an archive are read at a time. A small file is read whole
+// for each part of it.
+const readBackBytes = 4 << 20
+
+// openLayer reads a recipe, and makes the archive that it needs readable.
+func openLayer(ctx context.Context, files *filestore.Store, l *gearfacts.LayerRecipe) (*rebuild.Recipe, *rebuild.Archive, error) {
 	stored, err := content(ctx, files, l.Recipe)
 	if err != nil {
-		return fmt.Errorf("read its recipe: %w", err)
+		return nil, nil, fmt.Errorf("read its recipe: %w", err)
 	}
 	r, err := rebuild.Parse(stored)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	if digestOf(r.Digest) != l.Digest || r.Size != l.Size {
-		return fmt.Errorf("%w: it is the one of %s, which has %d bytes", rebuild.ErrDamaged, digestOf(r.Digest), r.Size)
+		return nil, nil, fmt.Errorf("%w: it is the one of %s, which has %d bytes", rebuild.ErrDamaged, digestOf(r.Digest), r.Size)
 	}
 	x, err := readIndex(ctx, files, l.Index)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	k, err := rebuild.ParseSkeleton(r.Skeleton)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	a, err := k.Open(x.Files, contents{ctx, files})
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	if a.Size() != r.Plain {
-		return fmt.Errorf("%w: its archive has %d bytes, and the layer %d", rebuild.ErrDamaged, a.Size(), r.Plain)
+		return nil, nil, fmt.Errorf("%w: its archive has %d bytes, and the layer %d", rebuild.ErrDamaged, a.Size(), r.Plain)
 	}
-	return r.Rebuild(ctx, w, a, &rebuild.Options{Workers: workers})
+	return r, a, nil
 }
 
 func digestOf(sum [32]byte) oci.Digest { return oci.Digest("sha256:" + hex.EncodeToString(sum[:])) }

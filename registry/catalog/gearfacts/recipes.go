@@ -27,8 +27,8 @@ const (
 	RecipeRefused RecipeState = iota
 	// RecipeMade: the recipe is stored.
 	RecipeMade
-	// RecipeProven says that the layer was rebuilt from what is stored. Its object is
-	// kept until Due.
+	// RecipeProven says that the recipe and the layer's archive were read from what is
+	// stored. The object is kept until Due.
 	RecipeProven
 	// RecipeStands says that the recipe replaces the layer, and that the object must be
 	// deleted.
@@ -54,9 +54,9 @@ type LayerRecipe struct {
 	Index, Recipe Name
 	// Size is the size of the layer, and RecipeSize is the size of the recipe, in bytes.
 	Size, RecipeSize int64
-	// Rate is how many bytes of the layer one processor rebuilt per second.
+	// Rate is how many bytes of the layer one processor rebuilt per second; 0: not known.
 	Rate int64
-	// Due is when a proven layer must be rebuilt once more.
+	// Due is when a proven layer must be rebuilt from what is stored.
 	Due time.Time
 	// Changed is when the state last changed.
 	Changed time.Time
@@ -219,8 +219,8 @@ func putRecipe(t *engine.Tx, l *LayerRecipe) error {
 	return err
 }
 
-// ProveRecipe records that a layer was rebuilt from what is stored, and when that must be
-// repeated. The caller has seen the layer's object. Errors: engine.ErrNotFound if the
+// ProveRecipe records that a recipe and its archive were read from what is stored, and when
+// the layer must be rebuilt from that. The caller has seen the layer's object. Errors: engine.ErrNotFound if the
 // layer has no recipe.
 func (c Recipes) ProveRecipe(ctx context.Context, d oci.Digest, rate int64, due time.Time) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
