@@ -53,6 +53,7 @@ func everyPusher(t *testing.T, s *slipway.Server) []pusher {
 			}
 			newCrane(t).run(t, "append", "--new_layer", path, "--new_tag", ref)
 		}},
+		{name: "jib", push: pushJib},
 	}
 	for _, command := range []string{"gzip -1", "gzip -6", "gzip -9", "gzip -6 --rsyncable", "pigz -6", "pigz -9", "busybox gzip"} {
 		list = append(list, pusher{name: command, push: func(t *testing.T, im *imagetest.Image, ref string) {
@@ -74,6 +75,34 @@ func pushBuildah(t *testing.T, im *imagetest.Image, ref string) {
 	env, global := containersEnv(t)
 	env.Run(t, path, append(global[:len(global):len(global)], "bud", "--isolation", "chroot", "-q", "-t", ref, contextOf(t, im))...)
 	env.Run(t, path, append(global[:len(global):len(global)], "push", "-q", "--tls-verify=false", ref)...)
+}
+
+// jib is the version of jib's plugin of Maven that scripts/setup.sh fetches.
+const jib = "3.5.2"
+
+// pushJib builds an image of the layer's files with jib, which builds images of Java programs
+// without a daemon, and pushes it. Jib refuses to push while Maven is offline, but Maven has all
+// it needs in the local repository.
+func pushJib(t *testing.T, im *imagetest.Image, ref string) {
+	t.Helper()
+	dir, repository := t.TempDir(), tool.Kept(t, "jib-"+jib)
+	env := tool.NewEnv(dir)
+	layer, files := filepath.Join(dir, "layer.tar"), filepath.Join(dir, "files")
+	pom := "<project><modelVersion>4.0.0</modelVersion><groupId>test</groupId><artifactId>image</artifactId><version>1</version></project>"
+	for path, data := range map[string][]byte{layer: im.Layers()[0].Tar, filepath.Join(dir, "pom.xml"): []byte(pom)} {
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, d := range []string{files, filepath.Join(dir, "target", "classes")} { // jib expects compiled classes
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	env.Run(t, tool.System(t, "tar"), "-xf", layer, "-C", files)
+	env.Run(t, tool.System(t, "mvn"), "-q", "-B", "-Dmaven.repo.local="+repository, "com.google.cloud.tools:jib-maven-plugin:"+jib+":build",
+		"-Djib.from.image=scratch", "-Djib.to.image="+ref, "-Djib.allowInsecureRegistries=true", "-Djib.extraDirectories.paths="+files,
+		"-Djib.container.entrypoint=/hello", "-Djib.serialize=true", "-Djib.disableUpdateChecks=true")
 }
 
 // contextOf returns a directory from which a builder makes an image with the layer of im.

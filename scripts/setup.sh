@@ -200,6 +200,28 @@ npm_file() {
 	rm -rf "$work"
 }
 
+# jib VERSION makes $tools/jib-VERSION, once: a local repository of Maven with jib's plugin and what
+# Maven needs to run it. It builds an image, so that Maven fetches all of that.
+jib() {
+	local version=$1 dir=$tools/jib-$1
+	[ ! -e "$dir" ] || return 0
+	say "fetching jib $version"
+	mkdir -p "$tools"
+	work=$(mktemp -d "$tools/build.XXXXXX")
+	echo '<project><modelVersion>4.0.0</modelVersion><groupId>test</groupId><artifactId>image</artifactId><version>1</version></project>' >"$work/pom.xml"
+	mkdir -p "$work/files" "$work/target/classes" # where jib expects compiled classes
+	if (cd "$work" && mvn -q -B "-Dmaven.repo.local=$work/repository" "com.google.cloud.tools:jib-maven-plugin:$version:buildTar" \
+		-Djib.from.image=scratch -Djib.to.image=image -Djib.extraDirectories.paths=files -Djib.container.entrypoint=/hello \
+		-Djib.disableUpdateChecks=true </dev/null) >"$work/log" 2>&1; then
+		mv -f "$work/repository" "$dir"
+	else
+		warn "fetching jib $version failed:"
+		tail -n 20 "$work/log" >&2
+		missing+=("jib-$version")
+	fi
+	rm -rf "$work"
+}
+
 # debian_tar NAME PACKAGES makes $tools/NAME.tar, once. It holds a minimal system like this one
 # with PACKAGES, which are separated by commas.
 debian_tar() {
@@ -302,6 +324,9 @@ setup_test() {
 	# What checks that pages are accessible.
 	apt_need npm:npm
 	npm_file axe-core 4.14.1 axe.min.js
+	# What builds images of Java programs.
+	apt_need mvn:maven
+	jib 3.5.2
 	# The conformance suite of the distribution specification, at a commit of its
 	# development.
 	go_tool conformance github.com/opencontainers/distribution-spec/conformance v0.0.0-20260831232431-97274622c111

@@ -45,14 +45,26 @@ func Built(t testing.TB, name string) string {
 	return path
 }
 
+// Kept returns the path of a file or directory that scripts/setup.sh keeps beside the tools,
+// or skips the test.
+func Kept(t testing.TB, name string) string {
+	t.Helper()
+	path := filepath.Join(filepath.Dir(Dir()), filepath.FromSlash(name))
+	_, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		t.Skipf("tool not installed: %s (scripts/setup.sh test fetches it)", name)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
 // File returns the content of a file that scripts/setup.sh keeps beside the tools, such as
 // axe-core-1.2.3/axe.min.js, or skips the test.
 func File(t testing.TB, name string) string {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(filepath.Dir(Dir()), filepath.FromSlash(name)))
-	if errors.Is(err, fs.ErrNotExist) {
-		t.Skipf("tool not installed: %s (scripts/setup.sh test fetches it)", name)
-	}
+	b, err := os.ReadFile(Kept(t, name))
 	if err != nil {
 		t.Fatal(err)
 	}
