@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -53,6 +54,7 @@ func (o *dayOptions) validate() error {
 // one that keeps its blobs.
 type Day struct {
 	Run     Run     `json:"run"`
+	Runs    int     `json:"runs,omitempty"` // how many runs of the program it took
 	Hours   float64 `json:"hours"`
 	Speed   float64 `json:"speed"`
 	History int     `json:"history_days"`
@@ -120,31 +122,43 @@ func runDay(b *bench, ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	out := &Day{Hours: o.hours, Speed: o.speed, History: o.history, Mbit: o.mbit, RTT: o.rtt.Seconds(), Layers: len(layers),
-		Servers: []DaysWork{{Name: "keeps its blobs"}, {Name: "has dropped its cold layers"}}}
-	servers := []*server{{binary: b.Binary, dir: b.NewDir()}, {binary: b.Binary, dir: b.NewDir()}}
-	defer b.Remove(servers[0].dir, servers[1].dir)
-	if err := b.prepareDay(ctx, out, layers, servers); err != nil {
+	dir := filepath.Join(b.state, "day")
+	if b.state == "" {
+		dir = b.NewDir()
+		defer b.Remove(dir)
+	}
+	p := &progress{Flags: fmt.Sprintf("%+v", *o), Day: newDay(o, layers)}
+	if err := p.continued(dir, b.names()); err != nil {
 		return err
 	}
-	configs := []string{"", fmt.Sprintf("cold_after: 720h, repositories: ['cold/**'], interval: %v", max(time.Second, time.Duration(float64(time.Hour)/o.speed)))}
-	for i, s := range servers {
-		if err := s.start(ctx, configs[i]); err != nil {
-			return errors.Join(err, stopAll(servers[:i]))
+	kept := &server{binary: b.Binary, dir: filepath.Join(dir, "kept"), until: b.until()}
+	dropped := &server{binary: b.Binary, dir: filepath.Join(dir, "dropped"), until: kept.until}
+	err = p.do([]func() error{
+		func() error { return b.fillDay(ctx, p, layers, kept) },
+		func() error { return b.copyDay(ctx, kept, dropped) },
+		func() error { return b.dropDay(ctx, p.Day, layers, dropped) },
+		func() error { return b.playDay(ctx, p, layers, []*server{kept, dropped}) },
+	})
+	if err != nil {
+		return err
+	}
+	p.Day.Run, p.Day.Runs = b.since(began), p.Runs
+	p.Day.Run.TookSec = p.Took
+	b.results.Day = p.Day
+	return nil
+}
+
+// newDay returns what is known before anything is measured.
+func newDay(o *dayOptions, layers []dayLayer) *Day {
+	d := &Day{Hours: o.hours, Speed: o.speed, History: o.history, Mbit: o.mbit, RTT: o.rtt.Seconds(), Layers: len(layers),
+		Servers: []DaysWork{{Name: "keeps its blobs"}, {Name: "has dropped its cold layers"}}}
+	for i := range layers {
+		d.Bytes += layers[i].source.Size
+		if layers[i].cold {
+			d.Cold++
 		}
 	}
-	err = b.replayDay(ctx, out, layers, servers)
-	var st status
-	if err == nil {
-		err = servers[1].run(ctx, &st, "status")
-		out.Left = st.Recipes.Layers
-	}
-	if err := errors.Join(err, stopAll(servers)); err != nil {
-		return err
-	}
-	out.Run = b.since(began)
-	b.results.Day = out
-	return nil
+	return d
 }
 
 func stopAll(servers []*server) (err error) {
@@ -190,61 +204,59 @@ func (b *bench) dayLayers(ctx context.Context) ([]dayLayer, error) {
 // traceStart is the first day of the trace.
 const traceStart = "2017-06-20"
 
-// prepareDay fills the servers, both alike, and has the second drop its cold layers.
-func (b *bench) prepareDay(ctx context.Context, out *Day, layers []dayLayer, servers []*server) error {
-	kept, dropped := servers[0], servers[1]
-	if err := os.MkdirAll(kept.root(), 0o700); err != nil {
+// fillDay pushes each layer as an image of its own to a server, and settles everything.
+func (b *bench) fillDay(ctx context.Context, p *progress, layers []dayLayer, s *server) (err error) {
+	if err := os.MkdirAll(s.root(), 0o700); err != nil {
 		return err
 	}
-	if err := kept.start(ctx, ""); err != nil {
+	if err := s.start(ctx, ""); err != nil {
 		return err
 	}
-	err := b.fillDay(ctx, kept, layers)
-	if err == nil {
-		out.Servers[0].Stored, err = kept.stored(ctx)
-	}
-	if err := errors.Join(err, kept.stop()); err != nil {
-		return err
-	}
-	if text, err := exec.CommandContext(ctx, "cp", "-a", "--reflink=auto", kept.dir, dropped.dir).CombinedOutput(); err != nil {
-		return fmt.Errorf("copy the registry: %w: %s", err, text)
-	}
-	for i := range layers {
-		out.Bytes += layers[i].source.Size
-		if layers[i].cold {
-			out.Cold++
+	defer func() { err = errors.Join(err, s.stop()) }()
+	for ; p.Pushed < len(layers); p.Pushed++ {
+		if err := s.inTime("push"); err != nil {
+			return err
+		}
+		if err := layers[p.Pushed].push(ctx, s, p.Pushed); err != nil {
+			return fmt.Errorf("push layer %s: %w", layers[p.Pushed].Digest, err)
 		}
 	}
-	if err := dropped.start(ctx, dropping+", repositories: ['cold/**']"); err != nil {
+	b.Logf("pushed %d layers; settling", len(layers))
+	if err := s.settle(ctx); err != nil {
 		return err
 	}
-	err = b.dropDay(ctx, out, layers, dropped)
-	return errors.Join(err, dropped.stop())
+	p.Day.Servers[0].Stored, err = s.stored(ctx)
+	return err
 }
 
-// fillDay pushes each layer as an image of its own, and settles everything.
-func (b *bench) fillDay(ctx context.Context, s *server, layers []dayLayer) error {
+// push pushes the k-th layer.
+func (l *dayLayer) push(ctx context.Context, s *server, k int) error {
 	config := []byte(`{"architecture":"amd64","os":"linux","rootfs":{"type":"layers","diff_ids":[]}}`)
-	for k := range layers {
-		l := &layers[k]
-		data, err := os.ReadFile(l.im.Blob(l.Digest))
-		if err == nil {
-			_, err = s.client.PushBlob(ctx, l.repo(k), data)
-		}
-		if err == nil {
-			_, err = s.client.PushBlob(ctx, l.repo(k), config)
-		}
-		if err == nil {
-			manifest := fmt.Sprintf(`{"schemaVersion":2,"mediaType":%q,"config":{"mediaType":%q,"digest":%q,"size":%d},"layers":[{"mediaType":%q,"digest":%q,"size":%d}]}`,
-				typeManifest, typeConfig, wire.Digest(config), len(config), l.MediaType, l.Digest, l.source.Size)
-			_, err = s.client.PutManifest(ctx, l.repo(k), "latest", typeManifest, []byte(manifest))
-		}
-		if err != nil {
-			return fmt.Errorf("push layer %s: %w", l.Digest, err)
-		}
+	data, err := os.ReadFile(l.im.Blob(l.Digest))
+	if err == nil {
+		_, err = s.client.PushBlob(ctx, l.repo(k), data)
 	}
-	b.Logf("pushed %d layers", len(layers))
-	return s.settle(ctx)
+	if err == nil {
+		_, err = s.client.PushBlob(ctx, l.repo(k), config)
+	}
+	if err == nil {
+		manifest := fmt.Sprintf(`{"schemaVersion":2,"mediaType":%q,"config":{"mediaType":%q,"digest":%q,"size":%d},"layers":[{"mediaType":%q,"digest":%q,"size":%d}]}`,
+			typeManifest, typeConfig, wire.Digest(config), len(config), l.MediaType, l.Digest, l.source.Size)
+		_, err = s.client.PutManifest(ctx, l.repo(k), "latest", typeManifest, []byte(manifest))
+	}
+	return err
+}
+
+// copyDay copies the directory of a server that is not running. An earlier run may have ended
+// within that.
+func (b *bench) copyDay(ctx context.Context, from, to *server) error {
+	if err := os.RemoveAll(to.dir); err != nil {
+		return err
+	}
+	if text, err := exec.CommandContext(ctx, "cp", "-a", "--reflink=auto", from.dir, to.dir).CombinedOutput(); err != nil {
+		return fmt.Errorf("copy the registry: %w: %s", err, text)
+	}
+	return nil
 }
 
 const (
@@ -252,8 +264,8 @@ const (
 	typeConfig   = "application/vnd.oci.image.config.v1+json"
 )
 
-// dropDay waits until the cold layers are dropped or refused, and notes what is stored then.
-func (b *bench) dropDay(ctx context.Context, out *Day, layers []dayLayer, s *server) error {
+// dropDay has a server drop or refuse the cold layers, and notes what is stored then.
+func (b *bench) dropDay(ctx context.Context, out *Day, layers []dayLayer, s *server) (err error) {
 	var large int64
 	for i := range layers {
 		if layers[i].dropped() {
@@ -261,6 +273,10 @@ func (b *bench) dropDay(ctx context.Context, out *Day, layers []dayLayer, s *ser
 		}
 	}
 	b.Logf("dropping %d of %d layers", large, len(layers))
+	if err := s.start(ctx, dropping+", repositories: ['cold/**']"); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.stop()) }()
 	st, err := s.await(ctx, "drop", func(st *status) bool { return st.Recipes.Layers+st.Recipes.Refused >= large && st.Recipes.Waiting == 0 })
 	if err == nil {
 		err = s.settle(ctx)
@@ -276,20 +292,49 @@ func (b *bench) dropDay(ctx context.Context, out *Day, layers []dayLayer, s *ser
 	return err
 }
 
+// playDay starts both servers and replays to them the parts of the day that are left.
+func (b *bench) playDay(ctx context.Context, p *progress, layers []dayLayer, servers []*server) error {
+	interval := max(time.Second, time.Duration(float64(time.Hour)/b.day.speed))
+	configs := []string{"", fmt.Sprintf("cold_after: 720h, repositories: ['cold/**'], interval: %v", interval)}
+	for i, s := range servers {
+		if err := s.start(ctx, configs[i]); err != nil {
+			return errors.Join(err, stopAll(servers[:i]))
+		}
+	}
+	err := b.replayDay(ctx, p, layers, servers)
+	for i, s := range servers {
+		peak, rssErr := s.process.PeakRSS()
+		p.Day.Servers[i].PeakRSS = max(p.Day.Servers[i].PeakRSS, peak)
+		err = errors.Join(err, rssErr)
+	}
+	if err == nil {
+		var st status
+		err = servers[1].run(ctx, &st, "status")
+		p.Day.Left = st.Recipes.Layers
+	}
+	return errors.Join(err, stopAll(servers))
+}
+
 // replayDay replays the parts of the day in turns.
-func (b *bench) replayDay(ctx context.Context, out *Day, layers []dayLayer, servers []*server) error {
-	o := &b.day
+func (b *bench) replayDay(ctx context.Context, p *progress, layers []dayLayer, servers []*server) error {
+	o, out := &b.day, p.Day
 	stands := make([]*standIn, len(layers))
 	for k := range layers {
 		stands[k] = layers[k].standIn
 	}
 	list := pulls(stands)
-	out.Pulls = make([]Pull, len(list))
-	for i, a := range list {
-		out.Pulls[i] = Pull{At: a.at.Seconds(), Bytes: layers[a.layer].source.Size, Dropped: layers[a.layer].dropped()}
+	if p.Turn == 0 {
+		out.Pulls = make([]Pull, len(list))
+		for i, a := range list {
+			out.Pulls[i] = Pull{At: a.at.Seconds(), Bytes: layers[a.layer].source.Size, Dropped: layers[a.layer].dropped()}
+		}
 	}
 	part := time.Duration(o.hours * float64(time.Hour) / float64(o.turns))
-	for turn := range o.turns {
+	for p.Turn < o.turns {
+		if err := servers[0].inTime("replay"); err != nil {
+			return err
+		}
+		turn := p.Turn
 		from, _ := slices.BinarySearchFunc(list, time.Duration(turn)*part, func(a access, at time.Duration) int { return cmp.Compare(a.at, at) })
 		to, _ := slices.BinarySearchFunc(list, time.Duration(turn+1)*part, func(a access, at time.Duration) int { return cmp.Compare(a.at, at) })
 		if turn == o.turns-1 {
@@ -305,10 +350,8 @@ func (b *bench) replayDay(ctx context.Context, out *Day, layers []dayLayer, serv
 			}
 		}
 		b.Logf("part %d of %d: %d pulls from each", turn+1, o.turns, to-from)
-	}
-	for i, s := range servers {
-		var err error
-		if out.Servers[i].PeakRSS, err = s.process.PeakRSS(); err != nil {
+		p.Turn++
+		if err := p.save(); err != nil {
 			return err
 		}
 	}
@@ -369,7 +412,7 @@ func (d *Day) within() float64 {
 }
 
 // Head implements [measure.Part].
-func (d *Day) Head() string { return d.Run.Head() }
+func (d *Day) Head() string { return d.Run.Head() + inRuns(d.Runs) }
 
 // Title implements [measure.Part].
 func (d *Day) Title() string { return "A day" }

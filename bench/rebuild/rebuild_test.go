@@ -38,8 +38,7 @@ func smallSet(t *testing.T) string {
 
 // TestRun measures a real server with little content.
 func TestRun(t *testing.T) {
-	o, err := parse([]string{"-bin", slipway.Binary(t), "-corpus", smallSet(t), "-dir", t.TempDir(),
-		"-history", "1", "-requests", "20000", "-speed", "86400", "-turns", "2", "-link", "1000", "-rtt", "1ms"})
+	o, err := parse(append([]string{"-bin", slipway.Binary(t), "-corpus", smallSet(t), "-dir", t.TempDir()}, daySmall...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,16 +58,7 @@ func TestRun(t *testing.T) {
 		t.Errorf("encoders: %+v", e)
 	}
 	checkStorage(t, r.Storage)
-	d := r.Day
-	if d.Layers != 3 || len(d.Pulls) < 3 || d.Left > d.Dropped || d.Servers[0].CPU <= 0 || d.Servers[1].CPU <= 0 || d.Servers[0].Stored.Rest <= d.Bytes ||
-		d.Servers[0].Stored.Rest-d.Servers[1].Stored.Rest < d.DroppedBytes/2 {
-		t.Errorf("day: %+v", d)
-	}
-	for _, p := range d.Pulls {
-		if p.First[0] < 0.002 || p.First[1] < 0.002 || p.Sec[0] < p.First[0] || p.Sec[1] < p.First[1] {
-			t.Errorf("not a pull with two round trips: %+v", p)
-		}
-	}
+	checkDay(t, r.Day)
 	report := measure.Report("", r.Parts())
 	for _, want := range []string{"### Recipes", "### Storage", "### A day", "layers dropped", "without parity"} {
 		if !strings.Contains(report, want) {
@@ -86,35 +76,64 @@ func checkStorage(t *testing.T, s *Storage) {
 	}
 }
 
-// TestContinued runs the scenario storage in portions. The last one must have the figures
-// of all, and a run with other images must not continue it.
+// daySmall are flags of a day that takes seconds.
+var daySmall = []string{"-history", "1", "-requests", "20000", "-speed", "86400", "-turns", "2", "-link", "1000", "-rtt", "1ms"}
+
+// TestContinued runs scenarios in portions. The last one must have the figures of all, and a
+// run with other images must not continue it.
 func TestContinued(t *testing.T) {
 	set, dir := smallSet(t), t.TempDir()
 	run := func(more ...string) (*Results, error) {
-		o, err := parse(append([]string{"-bin", slipway.Binary(t), "-corpus", set, "-dir", t.TempDir(), "-scenario", "storage", "-state", dir, "-for", "2s"}, more...))
+		o, err := parse(slices.Concat([]string{"-bin", slipway.Binary(t), "-corpus", set, "-dir", t.TempDir(), "-state", dir, "-for", "2s"}, daySmall, more))
 		if err != nil {
 			t.Fatal(err)
 		}
 		return o.measure(t.Context())
 	}
-	for n := 1; ; n++ {
-		r, err := run()
-		if err == nil {
-			checkStorage(t, r.Storage)
-			if n < 2 || r.Storage.Runs != n || r.Storage.Run.TookSec < 2 {
-				t.Errorf("%d runs: %+v", n, r.Storage)
+	// complete repeats a run until it is complete.
+	complete := func(scenario string) (r *Results, runs int) {
+		for runs = 1; ; runs++ {
+			r, err := run("-scenario", scenario)
+			if err == nil {
+				return r, runs
 			}
-			break
+			if !errors.Is(err, errUnfinished) || r.Storage != nil || r.Day != nil || runs > 100 {
+				t.Fatalf("%s, run %d: %+v, %v", scenario, runs, r, err)
+			}
+			if _, err := run("-scenario", scenario, "-images", "shop/0"); err == nil || errors.Is(err, errUnfinished) {
+				t.Fatalf("%s: a run with other images continues: %v", scenario, err)
+			}
 		}
-		if !errors.Is(err, errUnfinished) || r.Storage != nil || n > 100 {
-			t.Fatalf("run %d: %+v, %v", n, r.Storage, err)
-		}
-		if _, err := run("-images", "shop/0"); err == nil || errors.Is(err, errUnfinished) {
-			t.Fatalf("a run with other images continues: %v", err)
-		}
+	}
+	r, runs := complete("storage")
+	checkStorage(t, r.Storage)
+	if runs < 2 || r.Storage.Runs != runs || r.Storage.Run.TookSec < 2 {
+		t.Errorf("%d runs: %+v", runs, r.Storage)
+	}
+	r, runs = complete("day")
+	checkDay(t, r.Day)
+	if runs < 2 || r.Day.Runs != runs || r.Day.Run.TookSec < 2 {
+		t.Errorf("%d runs: %+v", runs, r.Day)
+	}
+	if _, err := run("-scenario", "day", "-speed", "43200"); err == nil || errors.Is(err, errUnfinished) {
+		t.Errorf("a run of a day with other flags continues: %v", err)
 	}
 	if _, err := parse([]string{"-bin", "x", "-corpus", set, "-for", "1m"}); err == nil {
 		t.Error("a run that cannot be continued is accepted")
+	}
+}
+
+// checkDay checks the figures of a day of the images of smallSet.
+func checkDay(t *testing.T, d *Day) {
+	t.Helper()
+	if d.Layers != 3 || len(d.Pulls) < 3 || d.Left > d.Dropped || d.Servers[0].CPU <= 0 || d.Servers[1].CPU <= 0 || d.Servers[0].Stored.Rest <= d.Bytes ||
+		d.Servers[0].Stored.Rest-d.Servers[1].Stored.Rest < d.DroppedBytes/2 {
+		t.Errorf("day: %+v", d)
+	}
+	for _, p := range d.Pulls {
+		if p.First[0] < 0.002 || p.First[1] < 0.002 || p.Sec[0] < p.First[0] || p.Sec[1] < p.First[1] {
+			t.Errorf("not a pull with two round trips: %+v", p)
+		}
 	}
 }
 
@@ -129,7 +148,7 @@ func TestTargets(t *testing.T) {
 	for _, x := range r.Targets() {
 		got = append(got, fmt.Sprint(x.What, " ", x.Figure, " ", x.Missing))
 	}
-	want := []string{"bytes of gzip layers with a recipe 60 false", "made and proven, a core 6 false", "rebuilt, a core, docker 15 false", "rebuilt, a core 0 true"}
+	want := []string{"bytes of gzip layers with a recipe 60 false", "made and verified, a core 10 false", "rebuilt, a core, docker 15 false", "rebuilt, a core 0 true"}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}

@@ -44,8 +44,7 @@ type Layer struct {
 	// it is, it is empty, and Stays has the reason.
 	Encoder string `json:"encoder,omitempty"`
 	Stays   string `json:"stays,omitempty"`
-	// These are CPU times. Making includes the skeleton, but not the rebuild that proves
-	// the recipe.
+	// These are CPU times. Making includes the skeleton and the verification.
 	Make    float64 `json:"make_cpu_sec"`
 	Rebuild float64 `json:"rebuild_cpu_sec"`
 }
@@ -173,7 +172,7 @@ func (b *bench) recipe(ctx context.Context, path string, l *Layer) error {
 	var stored []byte
 	if l.Make, err = cpu(func() error {
 		split, plain := rebuild.NewCollector(), bufio.NewWriterSize(f, 1<<20)
-		r, err := rebuild.Make(ctx, in, &rebuild.MakeOptions{Plain: io.MultiWriter(split, plain)})
+		r, err := rebuild.Make(ctx, in, &rebuild.MakeOptions{Plain: io.MultiWriter(split, plain), Verify: true})
 		if err != nil {
 			return err
 		}
@@ -265,8 +264,8 @@ func (r *Recipes) Title() string { return "Recipes" }
 
 // About implements [measure.Part].
 func (r *Recipes) About() string {
-	return "The recipe of each distinct layer is made, stored and read again. Then it rebuilds the layer, whose digest is compared. " +
-		"Then the first 32 MiB of the largest layer are compressed as builders of images do, and treated alike. All of this runs on one processor, and rates are bytes of the layer by CPU time. \"Made and proven\" includes the rebuild."
+	return "The recipe of each distinct layer is made, verified, stored and read again. Then it rebuilds the layer, whose digest is compared, as a registry does before it drops the layer. " +
+		"Then the first 32 MiB of the largest layer are compressed as builders of images do, and treated alike. All of this runs on one processor, and rates are bytes of the layer by CPU time."
 }
 
 // Targets implements [measure.Part].
@@ -274,7 +273,7 @@ func (r *Recipes) Targets() []measure.Target {
 	all, _ := r.groups()
 	out := []measure.Target{
 		{Scenario: "recipes", What: "bytes of gzip layers with a recipe", Limit: 99, AtLeast: true, Unit: " %", Figure: percent(all.bytes, r.bytes())},
-		{Scenario: "recipes", What: "made and proven, a core", Limit: 6, AtLeast: true, Unit: " MB/s", Figure: rate(all.bytes, all.make+all.rebuild)},
+		{Scenario: "recipes", What: "made and verified, a core", Limit: 6, AtLeast: true, Unit: " MB/s", Figure: rate(all.bytes, all.make)},
 	}
 	for i, limit := range []float64{15, 35} { // in the order of encoders
 		t := measure.Target{Scenario: "recipes", What: "rebuilt, a core", Limit: limit, AtLeast: true, Unit: " MB/s", Missing: i >= len(r.Encoders)}
@@ -294,13 +293,13 @@ func (r *Recipes) Write(w *strings.Builder) {
 	fmt.Fprintf(w, "%d distinct layers of %s MB; %d of %s MB have a recipe.\n\n", len(r.Layers), measure.Megabytes(r.bytes()), all.layers, measure.Megabytes(all.bytes))
 	row := func(name string, g *group) []string {
 		return []string{name, fmt.Sprint(g.layers), measure.Megabytes(g.bytes), fmt.Sprint(g.recipe), measure.Figure(percent(g.recipe, g.bytes)),
-			measure.Figure(rate(g.bytes, g.make+g.rebuild)), measure.Figure(rate(g.bytes, g.rebuild))}
+			measure.Figure(rate(g.bytes, g.make)), measure.Figure(rate(g.bytes, g.rebuild)), measure.Figure(rate(g.bytes, g.make+g.rebuild))}
 	}
 	var rows [][]string
 	for _, g := range append(by, all) {
 		rows = append(rows, row(g.encoder, &g))
 	}
-	head := []string{"predicted as", "layers", "MB", "recipe bytes", "recipe % of layer", "made and proven MB/s", "rebuilt MB/s"}
+	head := []string{"predicted as", "layers", "MB", "recipe bytes", "recipe % of layer", "made and verified MB/s", "rebuilt MB/s", "both MB/s"}
 	measure.Table(w, 1, head, rows)
 	rows = nil
 	for i := range r.Encoders {

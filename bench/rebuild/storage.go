@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -39,20 +37,6 @@ type Storage struct {
 	Pulled int `json:"pulled"`
 }
 
-// progress is what a run of the scenario leaves to the next one that continues it: in the
-// file progress.json of its directory, beside the registry.
-type progress struct {
-	Images []string `json:"images"`
-	Step   int      `json:"step"`   // how many steps are done
-	Pushed int      `json:"pushed"` // images
-	Took   float64  `json:"took_sec"`
-	Runs   int      `json:"runs"`
-	// Storage has the figures so far.
-	Storage *Storage `json:"storage"`
-
-	path string
-}
-
 // storageStep is a part of the scenario, with a server that is started for it.
 type storageStep struct {
 	rebuild string // what the configuration says of dropping layers
@@ -63,60 +47,32 @@ func storageSteps() []storageStep {
 	return []storageStep{{"", (*bench).fill}, {dropping, (*bench).drop}, {dropping, (*bench).pull}, {dropping + ", parity: 0", (*bench).bare}}
 }
 
-// readProgress reads what earlier runs have left in a directory. It returns the beginning
-// if there is nothing.
-func (b *bench) readProgress(dir string) (*progress, error) {
-	p := &progress{path: filepath.Join(dir, "progress.json"), Storage: &Storage{Images: len(b.images)}}
-	for _, im := range b.images {
-		p.Images = append(p.Images, im.String())
-	}
-	for _, l := range b.layers() {
-		p.Storage.Layers++
-		p.Storage.Bytes += l.Size
-	}
-	images := slices.Clone(p.Images) // decoding may reuse the array
-	if err := measure.ReadJSON(p, p.path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
-	}
-	if !slices.Equal(images, p.Images) {
-		return nil, fmt.Errorf("%s is of a run with %d other images", dir, len(p.Images))
-	}
-	return p, nil
-}
-
-func (p *progress) save() error { return measure.Save(p.path, p) }
-
 func runStorage(b *bench, ctx context.Context) (err error) {
 	began := time.Now()
-	s := &server{binary: b.Binary, dir: b.state}
-	if b.limit > 0 {
-		s.until = began.Add(b.limit)
-	}
+	s := &server{binary: b.Binary, dir: b.state, until: b.until()}
 	if s.dir == "" {
 		s.dir = b.NewDir()
 		defer b.Remove(s.dir)
 	}
-	if err := os.MkdirAll(s.root(), 0o700); err != nil {
+	p := &progress{Storage: &Storage{Images: len(b.images)}}
+	for _, l := range b.layers() {
+		p.Storage.Layers++
+		p.Storage.Bytes += l.Size
+	}
+	if err := errors.Join(os.MkdirAll(s.root(), 0o700), p.continued(s.dir, b.names())); err != nil {
 		return err
 	}
-	p, err := b.readProgress(s.dir)
-	if err != nil {
-		return err
+	var steps []func() error
+	for _, step := range storageSteps() {
+		steps = append(steps, func() error {
+			if err := s.start(ctx, step.rebuild); err != nil {
+				return err
+			}
+			return errors.Join(step.do(b, ctx, s, p), s.stop())
+		})
 	}
-	p.Runs++
-	before := p.Took
-	for _, step := range storageSteps()[p.Step:] {
-		if err := s.start(ctx, step.rebuild); err != nil {
-			return err
-		}
-		err := errors.Join(step.do(b, ctx, s, p), s.stop())
-		p.Took = before + time.Since(began).Seconds()
-		if err == nil {
-			p.Step++
-		}
-		if err := errors.Join(err, p.save()); err != nil {
-			return err
-		}
+	if err := p.do(steps); err != nil {
+		return err
 	}
 	p.Storage.Run, p.Storage.Runs = b.since(began), p.Runs
 	p.Storage.Run.TookSec = p.Took
@@ -211,10 +167,7 @@ func (b *bench) bare(ctx context.Context, s *server, p *progress) error {
 
 // Head implements [measure.Part].
 func (s *Storage) Head() string {
-	if s.Runs > 1 {
-		return s.Run.Head() + fmt.Sprintf("\n- In %d runs, each of which continued the one before; the time is that of all together", s.Runs)
-	}
-	return s.Run.Head()
+	return s.Run.Head() + inRuns(s.Runs)
 }
 
 // Title implements [measure.Part].

@@ -41,8 +41,8 @@ func parse(args []string) (*options, error) {
 	fl.StringVar(&o.corpus, "corpus", os.Getenv("SLIPWAY_CORPUS"), "`directory` of OCI layouts SERIES/VERSION (default $SLIPWAY_CORPUS)")
 	fl.StringVar(&o.corpusName, "corpus-name", "a set of images of one's own", "what the report calls the `set` of images")
 	fl.StringVar(&o.images, "images", "", "the `images` to take, SERIES/VERSION or SERIES for its last version, separated by commas (default all)")
-	fl.StringVar(&o.state, "state", "", "storage: keep the registry in this `directory`, and continue a run that is not finished there")
-	fl.DurationVar(&o.limit, "for", 0, "storage: begin nothing more after this `time` (0: no limit); the same command with -state continues")
+	fl.StringVar(&o.state, "state", "", "storage, day: keep the registries in this `directory`, and continue a run that is not finished there")
+	fl.DurationVar(&o.limit, "for", 0, "storage, day: begin nothing more after this `time` (0: no limit); the same command with -state continues")
 	o.day.add(fl)
 	if err := fl.Parse(args); err != nil {
 		return nil, err
