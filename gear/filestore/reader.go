@@ -104,7 +104,7 @@ func (f *File) read(ctx context.Context, do func() error) error {
 		if err = do(); err == nil {
 			return nil
 		}
-		if !maybeLost(err) && !errors.Is(err, errBrokeOff) {
+		if !maybeLost(err) && !errors.Is(err, packfile.ErrBrokeOff) {
 			return err
 		}
 		unreadable = parity.IsUnreadable(err)
@@ -118,7 +118,7 @@ func (f *File) read(ctx context.Context, do func() error) error {
 		}
 		f.at = p
 	}
-	if errors.Is(err, errBrokeOff) {
+	if errors.Is(err, packfile.ErrBrokeOff) {
 		return &objstore.BusyError{Err: err}
 	}
 	switch repair := f.s.guard.Repaired(ctx, f.at.pack); {
@@ -197,7 +197,7 @@ func (s *Store) readPack(ctx context.Context, pack gear.Name, off, n int64) ([]b
 	}
 	b := make([]byte, n)
 	if _, err := io.ReadFull(o, b); err != nil {
-		return nil, fmt.Errorf("read pack: %w", early(err))
+		return nil, fmt.Errorf("read pack: %w", packfile.Early(err))
 	}
 	return b, nil
 }
@@ -237,18 +237,6 @@ func (s *Store) readAll(ctx context.Context, items []*item) {
 			}
 		}
 	}
-}
-
-// errBrokeOff says that a read of a pack ended early although the pack is long enough. The
-// connection to the object store may be the cause, so this says nothing about the pack.
-var errBrokeOff = errors.New("the read of the pack broke off")
-
-// early turns an unexpected end of a read into errBrokeOff.
-func early(err error) error {
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return errBrokeOff
-	}
-	return err
 }
 
 // decode makes a content that is not chunked from its stored bytes, and verifies it. The
@@ -450,7 +438,7 @@ func (f *File) WriteChunks(ctx context.Context, w io.Writer, first, n int, begin
 		return err
 	}
 	if _, err := io.CopyN(w, o, length); err != nil {
-		return fmt.Errorf("send %d chunks: %w", n, early(err))
+		return fmt.Errorf("send %d chunks: %w", n, packfile.Early(err))
 	}
 	return nil
 }
@@ -495,7 +483,7 @@ func (f *File) eachChunk(ctx context.Context, off, end int64, do func(i int, chu
 		}
 		in = in[:c.Stored]
 		if _, err := io.ReadFull(o, in); err != nil {
-			return fmt.Errorf("read pack: %w", early(err))
+			return fmt.Errorf("read pack: %w", packfile.Early(err))
 		}
 		chunk := in
 		if len(in) < size {

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 
 	"example.org/slipway/gear"
 	"example.org/slipway/registry/catalog/gearfacts"
@@ -31,6 +32,18 @@ const (
 
 // ErrFormat is in the chain of errors about bytes that are not a pack.
 var ErrFormat = errors.New("malformed pack")
+
+// ErrBrokeOff says that a read of a pack ended early although the pack is long enough. The
+// connection to the object store may be the cause, so this says nothing about the pack.
+var ErrBrokeOff = errors.New("the read of the pack broke off")
+
+// Early turns an unexpected end of a read into ErrBrokeOff.
+func Early(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return ErrBrokeOff
+	}
+	return err
+}
 
 // ErrShort says that a pack ends before the place that was to be read.
 var ErrShort = errors.New("the pack is too short")
