@@ -2,16 +2,9 @@
 package smoke
 
 import (
-	"archive/tar"
 	"fmt"
-	"maps"
-	"os"
-	"os/exec"
 	"path/filepath"
-	"regexp"
 	"runtime"
-	"slices"
-	"strings"
 	"testing"
 
 	"example.org/slipway/integration/internal/imagetest"
@@ -39,31 +32,8 @@ func Corpus(t testing.TB) string {
 func shell(t testing.TB) imagetest.Layer {
 	t.Helper()
 	a := new(imagetest.Archive).Dir("./").Dir("bin/").Dir("tmp/")
-	files := map[string]string{"bin/sh": "/bin/dash", "bin/sleep": "/bin/sleep", "bin/mkdir": "/bin/mkdir"}
-	library := regexp.MustCompile(`/\S+\.so\S*`)
-	for _, program := range []string{"/bin/dash", "/bin/sleep", "/bin/mkdir"} {
-		out, err := exec.Command("ldd", program).Output()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, lib := range library.FindAllString(string(out), -1) {
-			files[strings.TrimPrefix(lib, "/")] = lib
-		}
-	}
-	dirs := map[string]bool{"bin": true, "tmp": true}
-	for _, name := range slices.Sorted(maps.Keys(files)) {
-		from := files[name]
-		for i, r := range name { // a directory without an entry gets the time of unpacking
-			if d := name[:i]; r == '/' && !dirs[d] {
-				dirs[d] = true
-				a.Dir(d + "/")
-			}
-		}
-		data, err := os.ReadFile(from)
-		if err != nil {
-			t.Fatal(err)
-		}
-		a.Add(tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o755}, data)
+	if err := a.Programs(map[string]string{"bin/sh": "/bin/dash", "bin/sleep": "/bin/sleep", "bin/mkdir": "/bin/mkdir"}); err != nil {
+		t.Fatal(err)
 	}
 	return a.Layer()
 }

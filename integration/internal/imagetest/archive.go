@@ -4,7 +4,13 @@ import (
 	"archive/tar"
 	"bytes"
 	"fmt"
+	"maps"
+	"os"
+	"os/exec"
 	"path"
+	"regexp"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/klauspost/compress/zstd"
@@ -82,6 +88,35 @@ func (a *Archive) Raw(archive []byte) *Archive {
 	}
 	a.raw.Write(content)
 	return a
+}
+
+// Programs appends programs of this machine, by the names that they get in the archive, with
+// the libraries that they need. It appends the directories that are missing above them.
+func (a *Archive) Programs(programs map[string]string) error {
+	files := maps.Clone(programs)
+	library := regexp.MustCompile(`/\S+\.so\S*`)
+	for _, program := range slices.Sorted(maps.Values(programs)) {
+		out, err := exec.Command("ldd", program).Output()
+		if err != nil {
+			return fmt.Errorf("libraries of %s: %w", program, err)
+		}
+		for _, lib := range library.FindAllString(string(out), -1) {
+			files[strings.TrimPrefix(lib, "/")] = lib
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		for i, r := range name { // a directory without an entry gets the time of unpacking
+			if d := name[:i]; r == '/' && a.times[path.Clean("/"+d)].IsZero() {
+				a.Dir(d + "/")
+			}
+		}
+		data, err := os.ReadFile(files[name])
+		if err != nil {
+			return err
+		}
+		a.Add(tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o755}, data)
+	}
+	return nil
 }
 
 // Layer returns the layer.
