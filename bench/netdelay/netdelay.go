@@ -17,12 +17,16 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
 const (
 	// pieceBytes is the maximum size of one read.
 	pieceBytes = 32 << 10
+	// heldFrom is how many bytes a connection has brought before it may be the one that is held. So
+	// it is not one that is hardly used.
+	heldFrom = 256 << 10
 	// queueBytes is the maximum in flight in one direction of a connection: 30 ms at 4 Gbit/s, more
 	// than any limited link needs.
 	queueBytes = 16 << 20
@@ -34,6 +38,31 @@ type Proxy struct {
 	Target string
 	// RTT is the time added to a round trip.
 	RTT time.Duration
+	// Held, if it is above 0, is the rate in bytes a second to which one connection is held: the
+	// first that has brought some hundred kilobytes to its client, from then on.
+	Held int64
+
+	chosen atomic.Bool // whether that connection was found
+}
+
+// holder slows down the connection that is held.
+type holder struct {
+	p     *Proxy
+	count int64 // bytes so far
+	mine  bool
+}
+
+// passed waits after n bytes as long as they take at the rate.
+func (h *holder) passed(n int) {
+	if h.p.Held <= 0 {
+		return
+	}
+	if h.count += int64(n); !h.mine && h.count >= heldFrom {
+		h.mine = h.p.chosen.CompareAndSwap(false, true)
+	}
+	if h.mine {
+		time.Sleep(time.Duration(float64(n) / float64(h.p.Held) * float64(time.Second)))
+	}
 }
 
 // Serve forwards connections until the context ends or the listener fails. It
@@ -73,8 +102,8 @@ func (p *Proxy) forward(ctx context.Context, near net.Conn, accepted time.Time) 
 	})
 	defer stop()
 	var wg sync.WaitGroup
-	wg.Go(func() { pipe(far, near, p.RTT/2, accepted.Add(p.RTT)) })
-	wg.Go(func() { pipe(near, far, p.RTT/2, time.Time{}) })
+	wg.Go(func() { pipe(far, near, p.RTT/2, accepted.Add(p.RTT), func(int) {}) })
+	wg.Go(func() { pipe(near, far, p.RTT/2, time.Time{}, (&holder{p: p}).passed) })
 	wg.Wait()
 }
 
@@ -86,13 +115,14 @@ type piece struct {
 
 // pipe passes on what comes from src, with a delay. Data that comes before opened counts as having
 // come at that time. The end of src is passed on in its turn. If dst fails, pipe stops reading src.
-func pipe(dst, src net.Conn, delay time.Duration, opened time.Time) {
+// It calls passed with the size of each piece after it was passed on.
+func pipe(dst, src net.Conn, delay time.Duration, opened time.Time, passed func(n int)) {
 	queue := make(chan piece, queueBytes/pieceBytes)
 	gone := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		defer close(gone)
-		deliver(dst, queue)
+		deliver(dst, queue, passed)
 	})
 	defer wg.Wait()
 	defer close(queue)
@@ -125,7 +155,7 @@ func pipe(dst, src net.Conn, delay time.Duration, opened time.Time) {
 }
 
 // deliver writes pieces when they are due, and passes on the end of the data.
-func deliver(dst net.Conn, queue <-chan piece) {
+func deliver(dst net.Conn, queue <-chan piece, passed func(n int)) {
 	for p := range queue {
 		time.Sleep(time.Until(p.due))
 		if p.data == nil {
@@ -137,5 +167,6 @@ func deliver(dst net.Conn, queue <-chan piece) {
 		if _, err := dst.Write(p.data); err != nil {
 			return
 		}
+		passed(len(p.data))
 	}
 }

@@ -16,6 +16,12 @@ import (
 // behind starts a server behind a proxy and returns the proxy's address.
 func behind(t *testing.T, rtt time.Duration, serve func(net.Conn)) string {
 	t.Helper()
+	return behindProxy(t, &netdelay.Proxy{RTT: rtt}, serve)
+}
+
+// behindProxy is like behind, with any proxy. It sets the proxy's target.
+func behindProxy(t *testing.T, p *netdelay.Proxy, serve func(net.Conn)) string {
+	t.Helper()
 	listen := func() net.Listener {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
@@ -38,7 +44,7 @@ func behind(t *testing.T, rtt time.Duration, serve func(net.Conn)) string {
 	}()
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	p := &netdelay.Proxy{Target: far.Addr().String(), RTT: rtt}
+	p.Target = far.Addr().String()
 	wg.Go(func() {
 		if err := p.Serve(ctx, near); err != nil {
 			t.Error(err)
@@ -153,5 +159,32 @@ func TestEnds(t *testing.T) {
 	c = dial(t, behind(t, 10*time.Millisecond, func(net.Conn) {}))
 	if _, err := io.Copy(io.Discard, c); err != nil {
 		t.Errorf("the server's end: %v", err)
+	}
+}
+
+// TestHeldConnection fetches the same over two connections. One of them gets 1 MiB/s and the other
+// one is not slowed down.
+func TestHeldConnection(t *testing.T) {
+	const size, held = 1 << 20, 2 << 20
+	address := behindProxy(t, &netdelay.Proxy{RTT: 2 * time.Millisecond, Held: held}, func(conn net.Conn) {
+		if _, err := io.CopyN(io.Discard, conn, 1); err == nil {
+			_, _ = conn.Write(make([]byte, size)) // the client sees what is missing
+		}
+	})
+	fetch := func() time.Duration {
+		conn := dial(t, address)
+		defer conn.Close()
+		began := time.Now()
+		if _, err := conn.Write([]byte{1}); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := io.CopyN(io.Discard, conn, size); err != nil {
+			t.Fatalf("%d bytes came: %v", n, err)
+		}
+		return time.Since(began)
+	}
+	least := time.Duration(float64(size-512<<10) / held * float64(time.Second))
+	if slow, fast := fetch(), fetch(); slow < least || fast > slow/2 {
+		t.Errorf("the held connection took %v, want at least %v; the other one took %v", slow, least, fast)
 	}
 }
