@@ -9,9 +9,12 @@
 #   scripts/bench-start.sh FLAG...    what the flags say (-h lists them), printed;
 #                                     -quick takes 25 minutes, -estimate tells how
 #                                     long it would take
-#   scripts/bench-start.sh -profiles earlier -prepared DIR -rates 100,20 -rtts 20
-#                                     starts of new versions: the registry knows profiles
-#                                     of the versions before each image only
+#   scripts/bench-start.sh -scenario start -profiles both -rates 100,20 -rtts 20
+#                                     starts of new versions, of which the registry knows
+#                                     only profiles of the versions before, beside starts
+#                                     with profiles of their own
+#   scripts/bench-start.sh -scenario touch -rates 100
+#                                     tasks that read a portion of an image
 #   scripts/bench-start.sh -from bin/bench-start.json -doc docs/bench-start.md -img docs/img
 #                                     writes the document again from raw figures
 #

@@ -27,10 +27,16 @@ type bench struct {
 	tested   []Link // the self-test's results for the links
 }
 
+// These are the scenarios whose time can be estimated.
+const (
+	startScenario = "start"
+	touchScenario = "touch"
+)
+
 // scenarios returns all scenarios, in the order in which they run.
 func scenarios() []measure.Scenario[*bench] {
-	return []measure.Scenario[*bench]{{Name: "ready", Run: runReady}, {Name: "start", Run: runStart}, {Name: "bytes", Run: runBytes}, {Name: "local", Run: runLocal},
-		{Name: "sequence", Run: runSequence}, {Name: "cycles", Run: runCycles}}
+	return []measure.Scenario[*bench]{{Name: "ready", Run: runReady}, {Name: startScenario, Run: runStart}, {Name: "bytes", Run: runBytes}, {Name: "local", Run: runLocal},
+		{Name: "sequence", Run: runSequence}, {Name: "cycles", Run: runCycles}, {Name: touchScenario, Run: runTouch}}
 }
 
 // measure runs the scenarios. It returns no results if none was begun.
@@ -109,12 +115,20 @@ func (b *bench) chooseSystems(ctx context.Context, binary string) error {
 		switch {
 		case name == plainName:
 			b.systems = append(b.systems, plain())
+		case name == parallelName:
+			b.systems = append(b.systems, parallel())
 		case name == stargzName && b.o.rivals != "":
 			b.systems = append(b.systems, stargz(b.o.rivals))
 		case name == slipwayName:
 			b.systems = append(b.systems, slipway(binary, agentSettings{background: true}))
+			if b.o.profiles == bothProfiles {
+				fresh := slipway(binary, agentSettings{background: true})
+				fresh.name = newName
+				b.systems = append(b.systems, fresh)
+			}
 		default:
-			return fmt.Errorf("no system %q, or nothing is known of its programs; there are %s, %s, %s", name, plainName, stargzName, slipwayName)
+			return fmt.Errorf("no system %q, or nothing is known of its programs; there are %s, %s, %s, %s",
+				name, plainName, parallelName, stargzName, slipwayName)
 		}
 	}
 	return nil
@@ -177,6 +191,9 @@ func (b *bench) hosts() []string {
 	out := []string{b.registry.host(0)}
 	if rtt := rttOf(b.links); rtt > 0 {
 		out = append(out, b.registry.host(rtt))
+		if b.o.held {
+			out = append(out, b.registry.heldHost())
+		}
 	}
 	return out
 }

@@ -26,6 +26,7 @@ const (
 	delayedPort  = 5002 // the registry behind the delaying proxy
 	peerPort     = 5003 // the peer of the self-test
 	farPeerPort  = 5004 // the same peer behind a proxy
+	heldPort     = 5005 // the registry behind a proxy that holds one connection
 )
 
 // network is a namespace with the registry's side of a veth. The other side is this machine's. Both
@@ -95,15 +96,23 @@ func (n *network) command(program string, args ...string) *exec.Cmd {
 	return exec.Command("ip", append([]string{"netns", "exec", n.ns, program}, args...)...)
 }
 
-// launch runs one of the suite's inner commands in the namespace, and waits until it listens on
-// a port.
+// launch runs one of the suite's inner commands in the namespace until the network is closed, and
+// waits until it listens on a port.
 func (n *network) launch(ctx context.Context, port int, args ...string) error {
+	p, err := n.begin(ctx, port, args...)
+	if p != nil {
+		n.children = append(n.children, p)
+	}
+	return err
+}
+
+// begin is like launch, for a command that the caller stops.
+func (n *network) begin(ctx context.Context, port int, args ...string) (*proc.Process, error) {
 	p, err := proc.Launch(n.command(n.self, append([]string{"start"}, args...)...), filepath.Join(n.dir, args[0]+".log"))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	n.children = append(n.children, p)
-	return waitFor(ctx, p, func() error {
+	return p, waitFor(ctx, p, func() error {
 		c, err := net.DialTimeout("tcp", n.address(port), time.Second)
 		if err == nil {
 			c.Close()
@@ -128,6 +137,22 @@ func (n *network) shape(ctx context.Context, mbit int) error {
 		}
 	}
 	return nil
+}
+
+// hold starts a proxy to the registry with a round trip, which holds one connection to a rate in
+// bytes a second. stop ends it.
+func (n *network) hold(ctx context.Context, rttMs int, perSec int64) (stop func(), err error) {
+	p, err := n.begin(ctx, heldPort, "delay", "-listen", n.address(heldPort), "-target", n.address(registryPort),
+		"-rtt", fmt.Sprintf("%dms", rttMs), "-held", strconv.FormatInt(perSec, 10))
+	stop = func() {
+		if p != nil {
+			_ = p.Stop(stopTimeout) // it does not matter how it ends
+		}
+	}
+	if err != nil {
+		stop()
+	}
+	return stop, err
 }
 
 // received returns the number of bytes that have come over the link, headers included.
@@ -307,10 +332,10 @@ func (zeros) Read(p []byte) (int, error) {
 }
 
 // serveDelay is the inner command of the delaying proxy.
-func serveDelay(ctx context.Context, listen, target string, rtt time.Duration) error {
+func serveDelay(ctx context.Context, listen string, p *netdelay.Proxy) error {
 	l, err := net.Listen("tcp", listen)
 	if err != nil {
 		return err
 	}
-	return (&netdelay.Proxy{Target: target, RTT: rtt}).Serve(ctx, l)
+	return p.Serve(ctx, l)
 }

@@ -122,10 +122,12 @@ disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", 
   address = %q
 [ttrpc]
   address = %q
+[plugins."io.containerd.transfer.v1.local"]
+%s
 [[plugins."io.containerd.transfer.v1.local".unpack_config]]
   platform = "linux/amd64"
   snapshotter = "overlayfs"
-`, n.path("root"), n.path("state"), n.path("c.sock"), n.path("c.sock.ttrpc"))
+`, n.path("root"), n.path("state"), n.path("c.sock"), n.path("c.sock.ttrpc"), n.system.transfer)
 	if n.system.daemon == nil {
 		return s
 	}

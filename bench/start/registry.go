@@ -55,6 +55,9 @@ func (r *registry) host(rttMs int) string {
 	return r.net.address(registryPort)
 }
 
+// heldHost returns the address behind the proxy that holds a connection.
+func (r *registry) heldHost() string { return r.net.address(heldPort) }
+
 // ref returns the reference of an image for a system at a host.
 func ref(host string, im *corpus.Image, s *system) string {
 	return host + "/" + im.Repo() + ":" + im.Version + s.suffix
@@ -154,16 +157,33 @@ func (r *registry) indexBytes(ctx context.Context, im *corpus.Image) (n int64, e
 
 // optimise makes the stargz image: its optimizer runs the first task and puts what the task reads
 // first into the layers. Services get their requests meanwhile.
-func (b *bench) optimise(ctx context.Context, im *corpus.Image) (err error) {
+func (b *bench) optimise(ctx context.Context, im *corpus.Image) error {
 	s := b.system(stargzName)
 	if b.registry.has(ctx, im, s.suffix) != "" {
 		return nil
 	}
-	task, ok := tasks.First(im.Series)
-	if !ok {
-		return fmt.Errorf("series %s has no task", im.Series)
+	task, err := taskOf(im, firstTask)
+	if err != nil {
+		return err
 	}
 	b.Logf("optimising %s for stargz", im)
+	return b.rewrite(ctx, im, s, func(n *node, source, target string) error { return b.watchAndRewrite(ctx, n, task, source, target) })
+}
+
+// convert makes the image for stargz that an optimizer without a task makes: nothing in it is
+// put first.
+func (b *bench) convert(ctx context.Context, im *corpus.Image, s *system) error {
+	if b.registry.has(ctx, im, s.suffix) != "" {
+		return nil
+	}
+	b.Logf("converting %s for stargz", im)
+	return b.rewrite(ctx, im, s, func(n *node, source, target string) error {
+		return quietly(n.command(ctx, filepath.Join(b.o.rivals, "ctr-remote"), "image", "convert", "--oci", "--estargz", source, target))
+	})
+}
+
+// rewrite pulls an image on a node of its own, has another one made from it, and pushes that.
+func (b *bench) rewrite(ctx context.Context, im *corpus.Image, s *system, do func(n *node, source, target string) error) (err error) {
 	n, err := startNode(ctx, b.NewDir(), plain(), []string{b.registry.host(0)})
 	if err != nil {
 		return err
@@ -173,6 +193,14 @@ func (b *bench) optimise(ctx context.Context, im *corpus.Image) (err error) {
 	if err := n.pull(ctx, source); err != nil {
 		return err
 	}
+	if err := do(n, source, target); err != nil {
+		return err
+	}
+	return quietly(n.command(ctx, filepath.Join(b.o.rivals, "ctr-remote"), "image", "push", "--plain-http", target))
+}
+
+// watchAndRewrite runs stargz's optimizer.
+func (b *bench) watchAndRewrite(ctx context.Context, n *node, task tasks.Task, source, target string) error {
 	period := servicePeriod
 	if task.Probe == nil {
 		period = commandPeriod
@@ -185,7 +213,6 @@ func (b *bench) optimise(ctx context.Context, im *corpus.Image) (err error) {
 		}
 		args = append(args, "--args", string(list))
 	}
-	remote := filepath.Join(b.o.rivals, "ctr-remote")
 	watched, cancel := context.WithCancel(ctx)
 	defer cancel()
 	asked := make(chan error, 1)
@@ -194,15 +221,12 @@ func (b *bench) optimise(ctx context.Context, im *corpus.Image) (err error) {
 	} else {
 		asked <- nil
 	}
-	err = quietly(n.command(ctx, remote, append(args, source, target)...))
+	err := quietly(n.command(ctx, filepath.Join(b.o.rivals, "ctr-remote"), append(args, source, target)...))
 	cancel()
 	if asked := <-asked; err == nil && asked != nil {
-		err = fmt.Errorf("the optimizer's container of %s: %w", im, asked)
+		err = fmt.Errorf("the optimizer's container of %s: %w", source, asked)
 	}
-	if err != nil {
-		return err
-	}
-	return quietly(n.command(ctx, remote, "image", "push", "--plain-http", target))
+	return err
 }
 
 // These are the times for which stargz's optimizer watches a container. A service has opened its

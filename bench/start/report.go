@@ -40,6 +40,10 @@ func report(r *Results, verdict string) string {
 		head(&w, "Cycles of a container", &r.Cycles.Run)
 		r.Cycles.write(&w)
 	}
+	if r.Touch != nil {
+		head(&w, "Portions of an image", &r.Touch.Run)
+		r.Touch.write(&w)
+	}
 	return w.String()
 }
 
@@ -131,7 +135,7 @@ func (s *summary) add(st *Start, c Cell, subject string) {
 	own, _ := st.spread(c, subject, Sample.TotalSec)
 	spreads := map[string]measure.Spread{}
 	anyComputed := false
-	for _, name := range []string{plainName, stargzName, slipwayName} {
+	for _, name := range allSystems() {
 		if !slices.ContainsFunc(st.Samples, func(x Sample) bool { return x.System == name }) {
 			continue
 		}
@@ -150,7 +154,7 @@ func (s *summary) add(st *Start, c Cell, subject string) {
 	for name, sp := range spreads {
 		s.seconds[name] += sp.Median
 		s.ratio[name] += sp.Median / own.Median
-		if name != subject && own.Median >= sp.Median {
+		if name != subject && name != newName && own.Median >= sp.Median {
 			s.slower[name] = append(s.slower[name], c.Image)
 		}
 	}
@@ -200,7 +204,7 @@ func (st *Start) writeSummary(w *strings.Builder) {
 
 // systems returns the names of the systems that took part, in their usual order.
 func (st *Start) systems() []string {
-	return slices.DeleteFunc([]string{plainName, stargzName, slipwayName}, func(name string) bool {
+	return slices.DeleteFunc(allSystems(), func(name string) bool {
 		return !slices.ContainsFunc(st.Samples, func(s Sample) bool { return s.System == name })
 	})
 }

@@ -17,9 +17,10 @@ type Results struct {
 	Start *Start `json:"start,omitempty"`
 	Bytes *Bytes `json:"bytes,omitempty"`
 	Local *Local `json:"local,omitempty"`
-	// Sequence and Cycles run only if they are asked for.
+	// Sequence, Cycles and Touch run only if they are asked for.
 	Sequence *Sequence `json:"sequence,omitempty"`
 	Cycles   *Cycles   `json:"cycles,omitempty"`
+	Touch    *Touch    `json:"touch,omitempty"`
 }
 
 // Fill takes from old the results of scenarios that were not measured this time.
@@ -29,4 +30,5 @@ func (r *Results) Fill(old *Results) {
 	r.Local = cmp.Or(r.Local, old.Local)
 	r.Sequence = cmp.Or(r.Sequence, old.Sequence)
 	r.Cycles = cmp.Or(r.Cycles, old.Cycles)
+	r.Touch = cmp.Or(r.Touch, old.Touch)
 }

@@ -1,13 +1,14 @@
 package start
 
 import (
-	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"syscall"
@@ -16,6 +17,7 @@ import (
 	"example.org/slipway/integration/bench/measure"
 	"example.org/slipway/integration/internal/corpus"
 	"example.org/slipway/integration/internal/tasks"
+	"example.org/slipway/integration/internal/wire"
 )
 
 // These are the two tasks of a series, by their names in results and on the command line.
@@ -128,9 +130,17 @@ func (b *bench) cell(ctx context.Context, c Cell, im *corpus.Image, round int, o
 	for i := range b.systems {
 		s := b.systems[(i+round)%len(b.systems)]
 		sample := Sample{Cell: c, System: s.name, Round: round}
+		im := im
+		if s.name == newName {
+			copies, err := asNew([]*corpus.Image{im})
+			if err != nil {
+				return err
+			}
+			im = copies[0]
+		}
 		if seconds := transferSec(im.Bytes(), c.Mbit); s.name == plainName && seconds > b.o.wait.Seconds() {
 			sample.Computed, sample.PullSec, sample.PullBytes = true, seconds, im.Bytes()
-		} else if err := b.once(ctx, im, s, &sample); err != nil {
+		} else if err := b.once(ctx, im, s, true, &sample); err != nil {
 			sample.Failure = err.Error()
 			errs = append(errs, fmt.Errorf("%s at %s with %s: %w", c.Image, link{c.Mbit, c.RTTms}, s.name, err))
 		}
@@ -145,13 +155,17 @@ func (b *bench) cell(ctx context.Context, c Cell, im *corpus.Image, round int, o
 
 func (s Sample) String() string {
 	at := fmt.Sprintf("%-22s %-6s %4d Mbit/s %2d ms  %-8s", s.Image, s.Task, s.Mbit, s.RTTms, s.System)
+	again := ""
+	if s.SecondSec > 0 {
+		again = fmt.Sprintf(" again %.2f s;", s.SecondSec)
+	}
 	switch {
 	case s.Failure != "":
 		return at + " FAILED: " + s.Failure
 	case s.Computed:
 		return fmt.Sprintf("%s pull %.2f s (computed)", at, s.PullSec)
 	}
-	return fmt.Sprintf("%s %7.2f s = pull %.2f + run %.2f; again %.2f s; %.1f + %.1f MB", at, s.TotalSec(), s.PullSec, s.RunSec, s.SecondSec,
+	return fmt.Sprintf("%s %7.2f s = pull %.2f + run %.2f;%s %.1f + %.1f MB", at, s.TotalSec(), s.PullSec, s.RunSec, again,
 		float64(s.PullBytes)/1e6, float64(s.RunBytes-s.PullBytes)/1e6)
 }
 
@@ -159,19 +173,22 @@ func (s Sample) String() string {
 func transferSec(bytes int64, mbit int) float64 { return float64(bytes) * 8 / 1e6 / float64(mbit) }
 
 func taskOf(im *corpus.Image, name string) (tasks.Task, error) {
+	if strings.HasPrefix(im.Series, touchSeries) {
+		return touchTask(im), nil
+	}
 	of := tasks.First
 	if name == secondTask {
 		of = tasks.Second
 	}
-	task, ok := of(im.Series)
+	task, ok := of(strings.TrimSuffix(im.Series, newSuffix))
 	if !ok {
 		return task, fmt.Errorf("series %s has no task", im.Series)
 	}
 	return task, nil
 }
 
-// once pulls an image on a new node, runs its task, and runs the task again.
-func (b *bench) once(ctx context.Context, im *corpus.Image, s *system, out *Sample) (err error) {
+// once pulls an image on a new node and runs its task. If again is set, it runs the task twice.
+func (b *bench) once(ctx context.Context, im *corpus.Image, s *system, again bool, out *Sample) (err error) {
 	task, err := taskOf(im, out.Task)
 	if err != nil {
 		return err
@@ -190,11 +207,20 @@ func (b *bench) once(ctx context.Context, im *corpus.Image, s *system, out *Samp
 	if err := b.net.shape(ctx, out.Mbit); err != nil {
 		return err
 	}
-	return b.timed(ctx, n, ref(b.registry.host(out.RTTms), im, s), task, out)
+	host := b.registry.host(out.RTTms)
+	if s.held {
+		stop, err := b.net.hold(ctx, out.RTTms, heldRate)
+		if err != nil {
+			return err
+		}
+		defer stop()
+		host = b.registry.heldHost()
+	}
+	return b.timed(ctx, n, ref(host, im, s), task, again, out)
 }
 
 // timed is the measured part of once.
-func (b *bench) timed(ctx context.Context, n *node, ref string, task tasks.Task, out *Sample) error {
+func (b *bench) timed(ctx context.Context, n *node, ref string, task tasks.Task, again bool, out *Sample) error {
 	before, err := b.net.received()
 	if err != nil {
 		return err
@@ -218,6 +244,9 @@ func (b *bench) timed(ctx context.Context, n *node, ref string, task tasks.Task,
 		return err
 	}
 	out.RunSec, out.RunBytes = r.Took.Seconds(), now-before
+	if !again {
+		return nil
+	}
 	run.Done = nil
 	if r, err = run.Run(ctx, ref, "second", task); err != nil {
 		return fmt.Errorf("second run: %w", err)
@@ -240,7 +269,8 @@ const profileDuration = 40 * time.Second
 // what the container opens first. The link has no limits. Stargz learns the same from its
 // optimizer. Profiles that the registry already has are kept. With -profiles earlier,
 // recordProfiles runs only the versions before each image. The image then starts as a new
-// version does.
+// version does. With -profiles both, it does the one for the images and the other one for
+// copies of the images and of the versions before them, in repositories of their own.
 func (b *bench) recordProfiles(ctx context.Context) error {
 	if b.system(slipwayName) == nil {
 		return nil
@@ -248,21 +278,85 @@ func (b *bench) recordProfiles(ctx context.Context) error {
 	if err := b.net.shape(ctx, 0); err != nil {
 		return err
 	}
-	known := b.images
-	if b.o.profiles == earlierProfiles {
+	started, known := b.images, b.images
+	switch b.o.profiles {
+	case earlierProfiles:
 		known = b.earlier()
 		if err := b.push(ctx, known); err != nil {
 			return err
 		}
+	case bothProfiles:
+		all := append(b.images[:len(b.images):len(b.images)], b.earlier()...)
+		copies, err := asNew(all)
+		if err == nil {
+			err = b.push(ctx, all)
+		}
+		if err == nil {
+			err = b.pushCopies(ctx, all, copies)
+		}
+		if err != nil {
+			return err
+		}
+		n := len(b.images)
+		started, known = append(started[:n:n], copies[:n]...), append(known[:n:n], copies[n:]...)
 	}
 	for _, im := range known {
 		if err := b.recordProfile(ctx, im); err != nil {
 			return fmt.Errorf("record the profile of %s: %w", im, err)
 		}
 	}
-	for _, im := range b.images {
+	for _, im := range started {
 		if own := b.hasProfile(ctx, im); own != slices.Contains(known, im) {
 			return fmt.Errorf("%s has a profile of its own: %t; use another -prepared", im, own)
+		}
+	}
+	return nil
+}
+
+// newSuffix ends the names of the series whose images start as new versions.
+const newSuffix = "-new"
+
+// asNew returns copies of images that are in repositories of their own. Their manifests differ from
+// those of the images by an annotation, because profiles belong to manifests.
+func asNew(images []*corpus.Image) ([]*corpus.Image, error) {
+	out := make([]*corpus.Image, len(images))
+	for i, im := range images {
+		var manifest map[string]any
+		if err := json.Unmarshal(im.Manifest, &manifest); err != nil {
+			return nil, fmt.Errorf("manifest of %s: %w", im, err)
+		}
+		manifest["annotations"] = map[string]string{"copy": newSuffix}
+		c := *im
+		var err error
+		if c.Manifest, err = json.Marshal(manifest); err != nil {
+			return nil, err
+		}
+		c.Series, c.Digest = im.Series+newSuffix, wire.Digest(c.Manifest)
+		out[i] = &c
+	}
+	return out, nil
+}
+
+// pushCopies makes copies of images that are in the registry.
+func (b *bench) pushCopies(ctx context.Context, images, copies []*corpus.Image) error {
+	w := wire.New(b.registry.host(0))
+	defer w.Close()
+	for i, c := range copies {
+		if b.registry.has(ctx, c, "") == c.Digest {
+			continue
+		}
+		for _, d := range append([]wire.Descriptor{c.Config}, c.Layers...) {
+			q := url.Values{"mount": {d.Digest}, "from": {images[i].Repo()}}
+			r, err := w.Do(ctx, http.MethodPost, "/v2/"+c.Repo()+"/blobs/uploads/?"+q.Encode(), nil, nil)
+			if err == nil && r.Status != http.StatusCreated {
+				err = fmt.Errorf("status %d", r.Status)
+			}
+			if err != nil {
+				return fmt.Errorf("copy a blob of %s: %w", images[i], err)
+			}
+		}
+		if _, err := w.PutManifest(ctx, c.Repo(), c.Version, c.ManifestType, c.Manifest); err != nil {
+			return fmt.Errorf("copy %s: %w", images[i], err)
 		}
 	}
 	return nil
@@ -277,10 +371,15 @@ func (b *bench) earlier() []*corpus.Image {
 	})
 }
 
-// hasProfile reports whether the registry has reports about the image itself.
+// hasProfile reports whether the registry has reports about the image itself. A list with origins
+// is inferred.
 func (b *bench) hasProfile(ctx context.Context, im *corpus.Image) bool {
 	_, body, err := b.registry.read(ctx, http.MethodGet, "/v2/"+im.Repo()+"/_slipway/gear/profiles/"+im.Digest, "")
-	return err == nil && !bytes.Contains(body, []byte(`"origins"`))
+	var list struct {
+		Names   []string
+		Origins string
+	}
+	return err == nil && json.Unmarshal(body, &list) == nil && len(list.Names) > 0 && list.Origins == ""
 }
 
 func (b *bench) recordProfile(ctx context.Context, im *corpus.Image) (err error) {
@@ -405,13 +504,20 @@ func expected(series string) expectation {
 	return e
 }
 
-// estimate prints how long the scenario start will take with the chosen options, if the
-// machine is like the one that the expectations come from.
+const (
+	aroundSec   = 3    // to start a node and to remove it
+	unpackBytes = 30e6 // compressed bytes unpacked per second
+	recordSec   = 15   // to record the profile of an image, if it has to be pushed
+)
+
+// estimate prints how long the scenarios start and touch will take with the chosen options,
+// if the machine is like the one that the expectations come from.
 func (b *bench) estimate() error {
-	const (
-		aroundSec   = 3    // to start a node and to remove it
-		unpackBytes = 30e6 // compressed bytes unpacked per second
-	)
+	if scenarios := strings.Split(b.o.Scenarios, ","); slices.Contains(scenarios, touchScenario) {
+		if err := b.estimateTouch(); err != nil || !slices.Contains(scenarios, startScenario) {
+			return err
+		}
+	}
 	var sec float64
 	for _, l := range b.links {
 		for _, im := range b.images {
@@ -430,7 +536,11 @@ func (b *bench) estimate() error {
 	for _, im := range b.images { // a plain pull shows what is needed
 		sec += float64(im.Bytes())/unpackBytes + 2*expected(im.Series).runSec + aroundSec
 	}
-	fmt.Printf("start: %d images, %d links, %d systems, %d rounds: about %s, and once for all %s for pushing and optimising\n",
-		len(b.images), len(b.links), len(b.systems), b.o.Rounds, time.Duration(sec)*time.Second, time.Duration(len(b.images))*90*time.Second)
+	once := 90 * len(b.images)
+	if b.o.profiles != ownProfiles {
+		once += recordSec * len(b.earlier())
+	}
+	fmt.Printf("start: %d images, %d links, %d systems, %d rounds: about %s, and once for all %s for pushing, optimising and recording\n",
+		len(b.images), len(b.links), len(b.systems), b.o.Rounds, time.Duration(sec)*time.Second, time.Duration(once)*time.Second)
 	return nil
 }

@@ -146,6 +146,35 @@ func TestCheckFindsWhatIsMissed(t *testing.T) {
 	}
 }
 
+// TestNewVersionsAreChecked compares starts of new versions with those that have profiles.
+func TestNewVersionsAreChecked(t *testing.T) {
+	st := &Start{}
+	add := func(image, system string, sec float64) {
+		st.Samples = append(st.Samples, Sample{Cell: Cell{image, firstTask, 100, 20}, System: system, RunSec: sec})
+	}
+	for image, sec := range map[string][3]float64{"a/1": {1, 1.05, 2}, "b/1": {1, 1.3, 1.2}} {
+		add(image, slipwayName, sec[0])
+		add(image, newName, sec[1])
+		add(image, stargzName, sec[2])
+	}
+	var w strings.Builder
+	check(&w, &Results{Start: st})
+	for _, want := range []string{
+		"MISSED  new versions at 100 Mbit/s, 20 ms, first task, times a start with their own profiles: 1.18, at most 1.15",
+		"1.1 at 20: 1 times: b/1 at 100 Mbit/s, 20 ms, first task: 1.30\n",
+		"MISSED  a new version not faster than stargz with its optimised image: 1 times: b/1 at 100 Mbit/s, 20 ms, first task\n",
+	} {
+		if !strings.Contains(w.String(), want) {
+			t.Errorf("no line %q in:\n%s", want, w.String())
+		}
+	}
+	w.Reset()
+	check(&w, &Results{Start: sampleStart()})
+	if strings.Contains(w.String(), "new version") {
+		t.Errorf("no new version was measured:\n%s", w.String())
+	}
+}
+
 func TestReportAndResults(t *testing.T) {
 	r := &Results{Start: sampleStart()}
 	text := report(r, "verdict\n")

@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"example.org/slipway/integration/bench/measure"
+	"example.org/slipway/integration/bench/netdelay"
 )
 
 // options are the options of the command line.
@@ -39,33 +40,39 @@ type options struct {
 	wait                   time.Duration
 	prepared               string
 	estimate               bool
+	touch                  string // percentages
+	held                   bool
+	touchMB                int           // size of the image of the scenario touch in MB
 	cycles                 int           // how often a container comes and goes
 	watch                  time.Duration // how long the agent watches a container for its profile
 	anyLink                bool          // continues even if a link is not as it should be
 }
 
 func parse(args []string) (*options, error) {
-	o := &options{watch: profileDuration, cycles: cycles}
+	o := &options{watch: profileDuration, cycles: cycles, touchMB: touchMB}
 	fl := flag.NewFlagSet("bench start", flag.ContinueOnError)
-	o.Add(fl, measure.Defaults{Scenarios: usual + "; ready only fills the registry, which start does as well; sequence deploys the versions of each series one after the other, and cycles starts and removes a container again and again", Rounds: 3,
+	o.Add(fl, measure.Defaults{Scenarios: usual + "; ready only fills the registry, which start does as well; sequence deploys the versions of each series one after the other, cycles starts and removes a container again and again, and touch has tasks read a portion of an image", Rounds: 3,
 		Dir: "the nodes; on the disk to measure, with a short path and not on overlayfs", Quick: "the smaller images, one round: what fits into 25 minutes"})
 	fl.StringVar(&o.rivals, "rivals", os.Getenv("SLIPWAY_BENCH_STARGZ"), "`directory` of containerd-stargz-grpc and ctr-remote (default $SLIPWAY_BENCH_STARGZ; neither: stargz is not measured)")
 	fl.StringVar(&o.corpus, "corpus", os.Getenv("SLIPWAY_CORPUS"), "`directory` of OCI layouts SERIES/VERSION (default $SLIPWAY_CORPUS)")
 	fl.StringVar(&o.images, "images", "", "`images` SERIES/VERSION or SERIES, its last version, separated by commas (default: the last version of each series)")
-	fl.StringVar(&o.systems, "systems", "", "`names` of the systems to compare (default: plain, stargz where there is one, slipway where the binary has an agent)")
+	fl.StringVar(&o.systems, "systems", "", "`names` of the systems to compare (default: plain, stargz where there is one, slipway where the binary has an agent; in touch also parallel)")
 	fl.StringVar(&o.tasks, "tasks", "first", "`first`, second, or both separated by a comma: second is one that nothing was prepared for")
-	fl.StringVar(&o.profiles, "profiles", ownProfiles, "what the registry knows of starts: `own` of each image, or earlier of the versions before it only, so that it starts as a new version; that takes a -prepared of its own")
+	fl.StringVar(&o.profiles, "profiles", ownProfiles, "what the registry knows of starts: `own` of each image, earlier of the versions before it only, so that it starts as a new version (that takes a -prepared of its own), or both: the agent then takes part twice, also as "+newName)
 	fl.StringVar(&o.rates, "rates", "1000,100,20,5", "`rates` of the link in Mbit/s")
 	fl.StringVar(&o.rtts, "rtts", "0,20", "added round `trips` in ms; one of them may be above 0")
+	fl.StringVar(&o.touch, "touch", "1,10,50,80,100", "`percentages` of the bytes of an image that the tasks of the scenario touch read")
+	fl.BoolVar(&o.held, "held", false, "in the scenario touch, repeat the starts of the agent with one connection that gets 1 MiB/s, where there is an added round trip")
 	fl.DurationVar(&o.wait, "wait", 90*time.Second, "`time` that a plain pull may need for its bytes alone: longer ones are computed from bytes and rate, and marked")
 	fl.StringVar(&o.prepared, "prepared", "", "`directory` that keeps the registry with pushed and optimised images from run to run (default: one in the user's cache)")
+	fl.BoolVar(&o.anyLink, "any-link", false, "measure even if a link is not as it should be, as on a busy machine: for a rough look")
 	fl.BoolVar(&o.estimate, "estimate", false, "tell how long it will take, and end")
 	if err := fl.Parse(args); err != nil {
 		return nil, err
 	}
 	if o.Command == "" {
 		o.Command = measure.Described(fl, "scripts/bench-start.sh",
-			[]string{"scenario", "rounds", "images", "systems", "tasks", "profiles", "rates", "rtts", "wait"}, []string{"quick"})
+			[]string{"scenario", "rounds", "images", "systems", "tasks", "profiles", "rates", "rtts", "touch", "wait"}, []string{"quick", "held"})
 	}
 	o.Scenarios = cmp.Or(o.Scenarios, usual)
 	return o, o.validate(fl)
@@ -75,6 +82,7 @@ func parse(args []string) (*options, error) {
 const (
 	ownProfiles     = "own"
 	earlierProfiles = "earlier"
+	bothProfiles    = "both"
 )
 
 // usual lists the scenarios that run if none is named.
@@ -93,11 +101,18 @@ func (o *options) validate(fl *flag.FlagSet) error {
 	case os.Geteuid() != 0:
 		return errors.New("containers, mounts and namespaces need root")
 	}
-	if _, err := o.links(); err != nil {
+	links, err := o.links()
+	if err != nil {
 		return err
 	}
-	if o.profiles != ownProfiles && o.profiles != earlierProfiles {
-		return fmt.Errorf("no profiles %q; there are %s and %s", o.profiles, ownProfiles, earlierProfiles)
+	if o.held && rttOf(links) == 0 {
+		return errors.New("-held needs an added round trip: its proxy adds one")
+	}
+	if _, err := o.portions(); err != nil {
+		return err
+	}
+	if o.profiles != ownProfiles && o.profiles != earlierProfiles && o.profiles != bothProfiles {
+		return fmt.Errorf("no profiles %q; there are %s, %s and %s", o.profiles, ownProfiles, earlierProfiles, bothProfiles)
 	}
 	for _, t := range strings.Split(o.tasks, ",") {
 		if t != firstTask && t != secondTask {
@@ -178,6 +193,7 @@ func Suite() measure.Suite {
 type peer struct {
 	command, listen, target string
 	rtt                     time.Duration
+	held                    int64
 }
 
 func parsePeer(args []string) (*peer, error) {
@@ -186,6 +202,7 @@ func parsePeer(args []string) (*peer, error) {
 	fl.StringVar(&p.listen, "listen", "", "address to listen on")
 	fl.StringVar(&p.target, "target", "", "address to forward to")
 	fl.DurationVar(&p.rtt, "rtt", 0, "round trip to add")
+	fl.Int64Var(&p.held, "held", 0, "bytes a second of one connection, which is held to this rate; 0: none is")
 	return p, fl.Parse(args[1:])
 }
 
@@ -193,7 +210,7 @@ func (p *peer) run(ctx context.Context) (good bool, err error) {
 	if p.command == "peer" {
 		return true, servePeer(ctx, p.listen)
 	}
-	return true, serveDelay(ctx, p.listen, p.target, p.rtt)
+	return true, serveDelay(ctx, p.listen, &netdelay.Proxy{Target: p.target, RTT: p.rtt, Held: p.held})
 }
 
 // run measures or reads earlier results, and reports on them. It reports whether all

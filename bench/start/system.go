@@ -22,17 +22,40 @@ type system struct {
 	// the snapshotter is part of containerd.
 	daemon func(*node) (*exec.Cmd, error)
 	pull   func(ctx context.Context, n *node, ref string) *exec.Cmd
+	// held says that one connection of each start is held to heldRate.
+	held bool
+	// transfer are lines of the configuration of containerd's transfer service.
+	transfer string
 }
 
-// These are the systems that are compared.
+// These are the systems that are compared. parallelName takes part if it is asked for, and in
+// the scenario touch. newName is the agent with images of which the registry knows only
+// earlier versions.
 const (
-	plainName   = "plain"
-	stargzName  = "stargz"
-	slipwayName = "slipway"
+	plainName    = "plain"
+	parallelName = "parallel"
+	stargzName   = "stargz"
+	slipwayName  = "slipway"
+	newName      = "slipway-new"
 )
+
+// allSystems lists the names in the order of reports.
+func allSystems() []string {
+	return []string{plainName, parallelName, stargzName, slipwayName, newName}
+}
 
 func plain() *system {
 	return &system{name: plainName, title: "containerd, overlayfs", snapshotter: "overlayfs", pull: ctrPull}
+}
+
+// parallel is a plain pull that fetches more layers at the same time than containerd does by
+// default, each of them in parts of 4 MiB over several connections, and unpacks them at the
+// same time.
+func parallel() *system {
+	s := plain()
+	s.name, s.title = parallelName, "containerd, overlayfs, parallel pull"
+	s.transfer = "max_concurrent_downloads = 8\nconcurrent_layer_fetch_buffer = 4194304\nmax_concurrent_unpacks = 4\n"
+	return s
 }
 
 func ctrPull(ctx context.Context, n *node, ref string) *exec.Cmd {
