@@ -256,7 +256,7 @@ func (a *Agent) openFiles() (err error) {
 	a.files, err = gearfs.New(a.lay.indexes, a.cache, dial, &gearfs.Options{
 		Streams: a.cfg.Fetch.Streams, Bound: a.cfg.Fetch.OpenTimeout, PrefetchWait: a.cfg.Fetch.ProfileTimeout,
 		BackgroundRate: int64(a.cfg.Fetch.BackgroundRate), BackgroundRest: min(backgroundRest, a.cfg.Fetch.BackgroundDelay),
-		RecordFor: a.cfg.Profiles.Duration, Siblings: a.cfg.Profiles.Siblings, Mode: mode, Logger: a.log,
+		RecordFor: a.cfg.Profiles.Duration, Siblings: a.cfg.Profiles.Siblings, Completes: a.cfg.Fetch.Background, Mode: mode, Logger: a.log,
 	})
 	if err != nil {
 		return fmt.Errorf("file service: %w", err)

@@ -410,11 +410,16 @@ func (b *batch) yield(ctx context.Context) error {
 }
 
 // breathe leaves the processors to other users that want them, unless somebody waits for
-// the request or for its end.
+// the request or for its end. A request for the rest of an image that is fetched eagerly does
+// not rest either while somebody waits for any other file: a container that waits does not
+// compute, and may want one of its files next.
 func (b *batch) breathe(ctx context.Context) error {
 	now := time.Now()
 	until, looked := now.Add(b.pace.Due()), now
 	return b.pause(ctx, func() bool {
+		if b.prio == fromProfile && b.c.urgent.Load() > 0 {
+			return false
+		}
 		now := time.Now()
 		if now.Sub(looked) >= crowdedEvery {
 			looked = now

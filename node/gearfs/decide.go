@@ -85,6 +85,15 @@ const (
 	// reads 6 to 30 % of an image (see neededBytes), so a container that has wanted this
 	// much probably wants most.
 	turnAt = 0.25
+	// turnAfter says when the rest is fetched although the container has wanted less: when
+	// it has waited this share of the time that the rest takes. A start that reads all of an
+	// image then takes no longer than this much more than one that was eager at once, and
+	// one that needs a few round trips has ended by then.
+	turnAfter = 0.3
+	// mostBusy is how much of the link the files may have taken for which the container
+	// waited, as a share. It rather waits for round trips then. If they took more, then the
+	// others that it wants come sooner without the rest of the image.
+	mostBusy = 0.6
 	// boundBy is how much of the time since the start the container must have waited, as
 	// a share. If it has waited less, it is not the start that reads so much.
 	boundBy = 0.5
@@ -153,9 +162,7 @@ func (d *Decision) waitsForAll(forced Mode) bool {
 
 // estimate returns how long each mode waits for files.
 func (in *decisionInput) estimate(share float64) (eager, lazy time.Duration) {
-	take := func(files, bytes float64) time.Duration {
-		return time.Duration(bytes/in.link.rate*float64(time.Second)) + time.Duration(files*float64(fileTime))
-	}
+	take := func(files, bytes float64) time.Duration { return takes(files, bytes, in.link.rate) }
 	eager = in.link.rtt + take(float64(in.missingFiles), float64(in.missingBytes))
 	missed, missedBytes := in.missed(share)
 	if in.profiled > 0 {
@@ -165,6 +172,11 @@ func (in *decisionInput) estimate(share float64) (eager, lazy time.Duration) {
 	lazy += time.Duration(missed*float64(in.link.rtt)) + take(missed, missedBytes)
 	round := func(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
 	return round(eager), round(lazy)
+}
+
+// takes returns how long files take at a rate in bytes per second.
+func takes(files, bytes, rate float64) time.Duration {
+	return time.Duration(bytes/rate*float64(time.Second)) + time.Duration(files*float64(fileTime))
 }
 
 // missed returns the number and the bytes of the files that a start is expected to open

@@ -32,3 +32,43 @@ func TestEagerHasAPrice(t *testing.T) {
 		}
 	}
 }
+
+// TestTurn checks when a start that was lazy fetches the rest of its image, which has 100 MB in 5,000
+// files beyond the profile and takes about ten seconds.
+func TestTurn(t *testing.T) {
+	t.Parallel()
+	const rate = 10e6
+	for _, c := range []struct {
+		name          string
+		since, waited time.Duration
+		fetched       int64
+		rate          float64
+		anyway, want  bool
+	}{
+		{"long wait for round trips", 4 * time.Second, 3500 * time.Millisecond, 1e6, rate, true, true},
+		{"the same, but the rest would come in vain", 4 * time.Second, 3500 * time.Millisecond, 1e6, rate, false, false},
+		{"not so long", 3 * time.Second, 2900 * time.Millisecond, 1e6, rate, true, false},
+		{"a container that computes", 10 * time.Second, 4 * time.Second, 1e6, rate, true, false},
+		{"many who wait at the same time", 2 * time.Second, 20 * time.Second, 1e6, rate, true, false},
+		{"a wait for bytes", 4 * time.Second, 4 * time.Second, 30e6, rate, true, false},
+		{"a quarter", 8 * time.Second, 8 * time.Second, 26e6, rate, false, true},
+		{"a quarter over an unknown link", 2 * time.Second, 2 * time.Second, 26e6, 0, false, true},
+		{"little over an unknown link", 2 * time.Second, 2 * time.Second, 1e6, 0, true, false},
+	} {
+		img := &image{}
+		img.st.stall.Store(int64(time.Hour)) // of earlier starts
+		img.st.bytes[onDemand].Store(1 << 40)
+		turn := &img.st.turn
+		turn.begin(img, 5000, 100e6)
+		turn.began = time.Now().Add(-c.since)
+		img.st.stall.Add(int64(c.waited))
+		img.st.bytes[onDemand].Add(c.fetched)
+		why, due := turn.due(img, c.rate, c.anyway)
+		if due != c.want || due != (why != "") {
+			t.Errorf("%s: %t (%s), want %t", c.name, due, why, c.want)
+		}
+		if _, again := turn.due(img, c.rate, c.anyway); due && again {
+			t.Errorf("%s: it is due twice", c.name)
+		}
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -293,6 +294,96 @@ func TestRestInTheWay(t *testing.T) {
 	n.check(other, other.files[0])
 	if took := time.Since(began); took > 10*time.Second {
 		t.Errorf("a file took %v, behind 60 others that rest a second for each", took)
+	}
+}
+
+// TestEagerGoesOnWhileSomebodyWaits checks that the rest of an image which is fetched eagerly leaves
+// the processors to others only while nobody waits for a file.
+func TestEagerGoesOnWhileSomebodyWaits(t *testing.T) {
+	gearfs.Busy(t)
+	var contents [][]byte
+	for i := range 100 {
+		contents = append(contents, content(uint64(i), 10_000))
+	}
+	tr, other := makeTree(t, contents...), makeTree(t, content(1000, 5000))
+	hung, release := newSource(other), make(chan struct{})
+	hung.request = func(ctx context.Context, _ []gear.File) error {
+		select {
+		case <-release:
+		case <-ctx.Done():
+		}
+		return nil
+	}
+	n := newNode(t, gearfs.Options{}, map[string]gearfs.Source{"a": newSource(tr), "b": hung})
+	n.add("sha256:1", tr, "a")
+	n.add("sha256:2", other, "b")
+	n.ObserveLink("a", time.Millisecond, 1<<20, 10*time.Second) // the start does not wait for all files
+	var profile []gear.Name
+	for _, f := range tr.files[:80] {
+		profile = append(profile, f.Name)
+	}
+	got, err := n.Prefetch(t.Context(), "sha256:1", profile)
+	must(t, err)
+	local := func() int64 { return int64(n.Status().Images[0].LocalFiles) }
+	if got.Decision.Mode != gearfs.Eager || got.Files != 80 || local() > 90 {
+		t.Fatalf("%d files are local after %+v", local(), got)
+	}
+	opened := make(chan error, 1)
+	go func() {
+		_, err := n.read(other.files[0])
+		opened <- err
+	}()
+	began := time.Now()
+	eventually(t, "all files are local", func() bool { return local() == 100 })
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("the rest took %v while somebody waited", took)
+	}
+	close(release)
+	must(t, <-opened)
+}
+
+// TestRestInShortRequests checks that the files of an eager start beyond its profile come in short
+// requests. A file that the start wants next then does not wait for many others.
+func TestRestInShortRequests(t *testing.T) {
+	t.Parallel()
+	const size, perSec = 50_000, 4 << 20
+	var contents [][]byte
+	for i := range 100 {
+		contents = append(contents, content(uint64(i), size))
+	}
+	tr := makeTree(t, contents...)
+	var profile []gear.Name
+	for _, f := range tr.files[:80] {
+		profile = append(profile, f.Name)
+	}
+	src := newSource(tr)
+	var mu sync.Mutex
+	longest := map[bool]int{} // files of a request, by whether it is for the profile
+	src.request = func(_ context.Context, files []gear.File) error {
+		mu.Lock()
+		defer mu.Unlock()
+		known := slices.Contains(profile, files[0].Name)
+		longest[known] = max(longest[known], len(files))
+		return nil
+	}
+	src.hook = func(_ gear.File, r io.Reader) (io.Reader, error) {
+		time.Sleep(size * time.Second / perSec)
+		return r, nil
+	}
+	n := newNode(t, gearfs.Options{}, map[string]gearfs.Source{"a": src})
+	n.add("sha256:1", tr, "a")
+	n.ObserveLink("a", time.Millisecond, perSec, time.Second)
+	got, err := n.Prefetch(t.Context(), "sha256:1", profile)
+	must(t, err)
+	if got.Decision.Mode != gearfs.Eager || got.Files != 80 {
+		t.Fatalf("prefetched %+v", got)
+	}
+	eventually(t, "all files are local", func() bool { return n.Status().Images[0].LocalFiles == 100 })
+	mu.Lock()
+	defer mu.Unlock()
+	// A sixteenth of a second brings five files, and the last one may exceed it.
+	if longest[true] < 40 || longest[false] > 6 {
+		t.Errorf("the longest request for the profile has %d files, the longest for the rest %d; want many and 6 at most", longest[true], longest[false])
 	}
 }
 

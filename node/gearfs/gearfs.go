@@ -109,6 +109,10 @@ type Options struct {
 	// Siblings says that small files of the same directory are fetched along with a file
 	// that a starting container misses.
 	Siblings bool
+	// Completes says that the images of running containers are completed in the background
+	// sooner or later (see Background). Then nothing is fetched in vain if the rest of an
+	// image comes while a container starts.
+	Completes bool
 	// Mode forces eager or lazy. By default, each start is decided separately.
 	Mode Mode
 	// Limits bound the indexes that are read from disk.

@@ -1,6 +1,7 @@
 package gearfs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"example.org/slipway/gear"
+	"example.org/slipway/node/gearfs/flow"
 	"example.org/slipway/node/gearfs/starts"
 )
 
@@ -60,7 +62,7 @@ func (s *Service) Prefetch(ctx context.Context, chain string, profile []gear.Nam
 		return Prefetched{}, err
 	}
 	s.noteDecision(img, plan.decision)
-	img.st.turn.begin(img, plan.beyond)
+	img.st.turn.begin(img, plan.beyondFiles, plan.beyond)
 	img.st.trace.Expect(known)
 	s.beginWatches(img, known)
 	res := Prefetched{Decision: plan.decision}
@@ -131,7 +133,10 @@ type prefetchPlan struct {
 	decision Decision
 	ask      []gear.File // requested before the start
 	rest     []gear.File // requested at the same time
-	beyond   int64       // missing bytes that are not in ask
+	// beyondFiles and beyond are how many files are missing that are not in ask, and their
+	// bytes.
+	beyondFiles int
+	beyond      int64
 }
 
 // plan chooses between eager and lazy, and lists the files to fetch. early are files of the
@@ -171,7 +176,7 @@ func (s *Service) plan(img *image, profile starts.Profile, early []gear.File) (p
 	if in.missingFiles, in.missingBytes, err = s.lacks(img); err != nil {
 		return p, err
 	}
-	p.beyond = in.missingBytes - in.askedBytes
+	p.beyondFiles, p.beyond = in.missingFiles-len(p.ask), in.missingBytes-in.askedBytes
 	for i := range early {
 		in.profileFiles, in.missingFiles = in.profileFiles+1, in.missingFiles+1
 		in.profileBytes, in.missingBytes, in.askedBytes = in.profileBytes+early[i].Size, in.missingBytes+early[i].Size, in.askedBytes+early[i].Size
@@ -216,39 +221,62 @@ func (s *Service) inOrder(img *image, each func(f gear.File) bool) error {
 // fetched.
 type turn struct {
 	mu sync.Mutex
-	// began is when the start began, or zero if there is nothing to decide. at is how many
-	// bytes must have been fetched on demand. waited is how long containers had waited
-	// before the start.
-	began  time.Time
-	at     int64
-	waited time.Duration
+	// began is when the start began, or zero if there is nothing to decide.
+	began time.Time
+	// files and bytes are what the start lacks beyond its profile.
+	files int
+	bytes int64
+	// fetched and waited are how many bytes were fetched on demand before the start, and
+	// how long containers had waited.
+	fetched int64
+	waited  time.Duration
 }
 
-// begin notes a start that lacks the given number of bytes beyond its profile.
-func (t *turn) begin(img *image, beyond int64) {
+// begin notes a start that lacks the given files beyond its profile.
+func (t *turn) begin(img *image, files int, bytes int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.began, t.waited = time.Now(), time.Duration(img.st.stall.Load())
-	t.at = img.st.bytes[onDemand].Load() + int64(turnAt*float64(beyond))
+	t.began, t.files, t.bytes = time.Now(), files, bytes
+	t.fetched, t.waited = img.st.bytes[onDemand].Load(), time.Duration(img.st.stall.Load())
 }
 
-// due reports once whether the containers of an image want so much that the rest shall be
-// fetched.
-func (t *turn) due(img *image) bool {
+// due reports once whether the rest shall be fetched, and why. The containers must have
+// waited most of the time since the start, and for round trips more than for bytes: whoever
+// waits for bytes gets them no sooner if others come as well. Beyond that, they have wanted
+// a good part of the image or, if it is to be fetched anyway, have waited for long compared
+// with the time that the rest would take.
+// rate is that of the link in bytes per second, or 0 if it is not known.
+func (t *turn) due(img *image, rate float64, anyway bool) (why string, due bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.began.IsZero() || img.st.bytes[onDemand].Load() < t.at ||
-		float64(img.st.stall.Load())-float64(t.waited) < boundBy*float64(time.Since(t.began)) {
-		return false
+	since := time.Since(t.began)
+	waited := min(time.Duration(img.st.stall.Load())-t.waited, since)
+	fetched := img.st.bytes[onDemand].Load() - t.fetched
+	if t.began.IsZero() || float64(waited) < boundBy*float64(since) || rate > 0 && float64(fetched) > mostBusy*waited.Seconds()*rate {
+		return "", false
+	}
+	rest := takes(float64(t.files), float64(max(0, t.bytes-fetched)), cmp.Or(rate, flow.AssumedRate))
+	switch {
+	case float64(fetched) >= turnAt*float64(t.bytes):
+		why = fmt.Sprintf("the containers have read more than %.0f %% of what was missing", 100*turnAt)
+	case anyway && float64(waited) >= turnAfter*float64(rest):
+		why = fmt.Sprintf("the containers have waited %v for files, and the rest takes %v", waited.Round(time.Millisecond), rest.Round(time.Millisecond))
+	default:
+		return "", false
 	}
 	t.began = time.Time{}
-	return true
+	return why, true
 }
 
 // turnEager fetches the rest of an image whose containers read so much of it that they
 // probably read most.
 func (s *Service) turnEager(img *image) {
-	if s.opts.Mode != Auto || !img.st.turn.due(img) {
+	if s.opts.Mode != Auto {
+		return
+	}
+	link, _ := s.linkOf(img)
+	why, due := img.st.turn.due(img, link.rate, s.opts.Completes)
+	if !due {
 		return
 	}
 	if most := s.cache.Stats().MaxBytes; most > 0 && img.table.Bytes() > most {
@@ -261,7 +289,7 @@ func (s *Service) turnEager(img *image) {
 			return
 		}
 		d := img.lastDecision()
-		d.Mode, d.Reason = Eager, fmt.Sprintf("the containers have read more than %.0f %% of what was missing; before that: %s", 100*turnAt, d.Reason)
+		d.Mode, d.Reason = Eager, fmt.Sprintf("%s; before that: %s", why, d.Reason)
 		s.noteDecision(img, d)
 		for _, fl := range s.sched.joinAll(img, files, fromProfile, true) {
 			s.sched.leave(fl) // the fetch continues, and nobody waits for it

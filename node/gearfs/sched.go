@@ -31,7 +31,11 @@ const (
 	batchFiles               = 4096
 	// A request for a profile or in the background takes about a second on the measured
 	// link, within these bounds.
-	batchTime                = time.Second
+	batchTime = time.Second
+	// A request with files of an eager start beyond its profile takes two round trips, within
+	// these bounds. Nobody waits for it, but the start may want one of its files next, and
+	// would wait for those before it. Two such requests keep the link busy.
+	minRest, maxRest         = time.Second / 16, time.Second / 4
 	minBatch, maxBatch       = 1 << 20, 64 << 20
 	profileStreams           = 2
 	limitPiece               = 64 << 10
@@ -377,19 +381,27 @@ func (c *scheduler) startRange(p priority, now time.Time) (bool, time.Time) {
 	return false, wake
 }
 
-// batchBytes returns how many bytes a request of a priority asks for.
-func (c *scheduler) batchBytes(p priority, src *source) int64 {
+// batchBytes returns how many bytes a request asks for that begins with a flight.
+func (c *scheduler) batchBytes(p priority, fl *flight, src *source) int64 {
 	if p == onDemand {
 		return demandBytes
 	}
-	r := float64(flow.AssumedRate)
-	if l := c.links[src.ref.Registry]; l != nil && l.Rate > 0 {
+	r, during := float64(flow.AssumedRate), batchTime
+	l := c.links[src.ref.Registry]
+	if l != nil && l.Rate > 0 {
 		r = l.Rate
+	}
+	least := int64(minBatch)
+	if p == fromProfile && !fl.awaited() {
+		during, least = minRest, minBatch/4
+		if l != nil {
+			during = min(max(2*l.RTT, minRest), maxRest)
+		}
 	}
 	if b := float64(c.s.opts.BackgroundRate); p == inBackground && b > 0 && b < r {
 		r = b
 	}
-	n := min(max(int64(r*batchTime.Seconds()), minBatch), maxBatch)
+	n := min(max(int64(r*during.Seconds()), least), maxBatch)
 	if p == inBackground {
 		n = min(n, maxBackground)
 	}
@@ -461,7 +473,7 @@ func (c *scheduler) startBatch(p priority, now time.Time) (bool, time.Time) {
 			// A file that failed before is requested alone, so that it cannot spoil the
 			// others again.
 			b = &batch{c: c, src: src, prio: p, alone: len(fl.tries.faults) > 0}
-			most = c.batchBytes(p, src)
+			most = c.batchBytes(p, fl, src)
 		}
 		fl.running = true
 		if p != inBackground {
