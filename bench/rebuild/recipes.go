@@ -55,7 +55,7 @@ func runRecipes(b *bench, ctx context.Context) error {
 	out := &Recipes{}
 	for i, src := range b.layers() {
 		l := Layer{Digest: src.Digest, Image: src.im.String(), Bytes: src.Size}
-		err := b.recipe(ctx, src.im.Blob(src.Digest), &l)
+		err := b.recipe(ctx, src.im.Blob(src.Digest), &l, true)
 		switch {
 		case errors.Is(err, rebuild.ErrUnsupported):
 			l.Stays = err.Error()
@@ -78,10 +78,10 @@ func runRecipes(b *bench, ctx context.Context) error {
 const sampleBytes = 32 << 20
 
 // encoders compresses the beginning of the largest layer as builders of images do, and
-// tries the recipes.
+// tries the recipes. The beginning is no archive, because it ends within a file.
 func (b *bench) encoders(ctx context.Context) (out []Layer, err error) {
 	src := slices.MaxFunc(b.layers(), func(a, b source) int { return cmp.Compare(a.Size, b.Size) })
-	plain, err := uncompressed(src.im.Blob(src.Digest))
+	plain, err := uncompressed(src.im.Blob(src.Digest), b.sample)
 	if err != nil {
 		return nil, err
 	}
@@ -98,7 +98,7 @@ func (b *bench) encoders(ctx context.Context) (out []Layer, err error) {
 			return nil, err
 		}
 		l := Layer{Image: e.name, Bytes: int64(blob.Len())}
-		if err := b.recipe(ctx, path, &l); err != nil {
+		if err := b.recipe(ctx, path, &l, false); err != nil {
 			return nil, fmt.Errorf("%s: %w", e.name, err)
 		}
 		b.Logf("%s: rebuilt at %s MB/s", e.name, measure.Figure(rate(l.Bytes, l.Rebuild)))
@@ -107,8 +107,8 @@ func (b *bench) encoders(ctx context.Context) (out []Layer, err error) {
 	return out, nil
 }
 
-// uncompressed returns the beginning of the tar in a layer.
-func uncompressed(path string) ([]byte, error) {
+// uncompressed returns the first n bytes of the tar in a layer.
+func uncompressed(path string, n int64) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -118,7 +118,7 @@ func uncompressed(path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return io.ReadAll(io.LimitReader(z, sampleBytes))
+	return io.ReadAll(io.LimitReader(z, n))
 }
 
 func goGzip(w io.Writer, plain []byte) error {
@@ -156,8 +156,9 @@ func pgzip(w io.Writer, plain []byte) error {
 	return err
 }
 
-// recipe makes the recipe of a layer and rebuilds the layer from its stored form.
-func (b *bench) recipe(ctx context.Context, path string, l *Layer) error {
+// recipe makes the recipe of a layer and rebuilds the layer from its stored form. The recipe
+// has a skeleton if the layer is an archive.
+func (b *bench) recipe(ctx context.Context, path string, l *Layer, archive bool) error {
 	in, err := os.Open(path)
 	if err != nil {
 		return err
@@ -172,16 +173,22 @@ func (b *bench) recipe(ctx context.Context, path string, l *Layer) error {
 	var stored []byte
 	if l.Make, err = cpu(func() error {
 		split, plain := rebuild.NewCollector(), bufio.NewWriterSize(f, 1<<20)
-		r, err := rebuild.Make(ctx, in, &rebuild.MakeOptions{Plain: io.MultiWriter(split, plain), Verify: true})
+		to := io.Writer(plain)
+		if archive {
+			to = io.MultiWriter(split, plain)
+		}
+		r, err := rebuild.Make(ctx, in, &rebuild.MakeOptions{Plain: to, Verify: true})
 		if err != nil {
 			return err
 		}
 		if err := plain.Flush(); err != nil {
 			return err
 		}
-		k, err := split.Skeleton()
-		if err == nil {
-			r.Skeleton, err = k.Append(nil)
+		if archive {
+			var k *rebuild.Skeleton
+			if k, err = split.Skeleton(); err == nil {
+				r.Skeleton, err = k.Append(nil)
+			}
 		}
 		stored = r.Append(nil)
 		l.Plain, l.Recipe, l.Encoder = r.Plain, int64(len(stored)), r.Encoder()

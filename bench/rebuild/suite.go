@@ -32,10 +32,11 @@ type options struct {
 	day                        dayOptions
 	state                      string
 	limit                      time.Duration
+	sample                     int64 // bytes of the layer that is compressed again
 }
 
 func parse(args []string) (*options, error) {
-	o := &options{}
+	o := &options{sample: sampleBytes}
 	fl := flag.NewFlagSet("bench rebuild", flag.ContinueOnError)
 	o.Add(fl, measure.Defaults{Scenarios: measure.Names(scenarios()), Rounds: 1, Dir: "the server's data and uncompressed layers"})
 	fl.StringVar(&o.corpus, "corpus", os.Getenv("SLIPWAY_CORPUS"), "`directory` of OCI layouts SERIES/VERSION (default $SLIPWAY_CORPUS)")
@@ -76,6 +77,7 @@ type bench struct {
 	day     dayOptions
 	state   string
 	limit   time.Duration
+	sample  int64
 	set     string // the report's words on the images
 	results *Results
 }
@@ -101,7 +103,7 @@ func (o *options) measure(ctx context.Context) (r *Results, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, in.Close()) }()
-	b := &bench{Bench: in, images: images, day: o.day, state: o.state, limit: o.limit, results: &Results{}, set: fmt.Sprintf("%d images (%s)", len(images), o.corpusName)}
+	b := &bench{Bench: in, images: images, day: o.day, state: o.state, limit: o.limit, sample: o.sample, results: &Results{}, set: fmt.Sprintf("%d images (%s)", len(images), o.corpusName)}
 	return b.results, measure.RunAll(ctx, b, list, nil)
 }
 
