@@ -16,10 +16,11 @@ import (
 )
 
 // dialTimeout bounds how long a connection may take. A lost packet is sent again after one
-// second, three and seven, so three may be lost. The system alone tries for two minutes.
-const dialTimeout = 10 * time.Second
+// second and after three, so two may be lost; then the client asks again. The system alone
+// tries for two minutes.
+const dialTimeout = 5 * time.Second
 
-// Dial connects to a server, and gives up after 10 s.
+// Dial connects to a server, and gives up after 5 s.
 func Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	d := net.Dialer{Timeout: dialTimeout}
 	return d.DialContext(ctx, network, address)
@@ -34,9 +35,6 @@ var ErrNeedsTLS = errors.New("it speaks TLS")
 func Unreachable(err error) bool {
 	var op *net.OpError
 	if errors.As(err, &op) && op.Op == "dial" {
-		if op.Timeout() {
-			return true
-		}
 		for _, no := range []error{syscall.ECONNREFUSED, syscall.EHOSTUNREACH, syscall.ENETUNREACH} {
 			if errors.Is(err, no) {
 				return true
