@@ -3,6 +3,8 @@ package gearfs
 import (
 	"fmt"
 	"time"
+
+	"example.org/slipway/node/gearfs/starts"
 )
 
 // Mode is how the files of an image are fetched.
@@ -66,8 +68,6 @@ const (
 	maxMisses = 1000
 	// trivialBytes are so few that they are always fetched.
 	trivialBytes = 256 << 10
-	// fileTime is how long it takes to write a file (measured: node/gearfs/DESIGN.md).
-	fileTime = 50 * time.Microsecond
 	// eagerGain bounds how long an eager start may be expected to take, as a share of the
 	// time of a lazy start. Both times are estimates, and an eager start may fetch files
 	// in vain, which delays the opened files.
@@ -80,23 +80,6 @@ const (
 	// count as most of an image. What is left is then little, and each file that the
 	// profile lacks would cost a round trip.
 	mostOf = 0.75
-	// turnAt says when the rest of an image is fetched, too: when the container has
-	// wanted this share of the missing bytes that the profile does not name. A start
-	// reads 6 to 30 % of an image (see neededBytes), so a container that has wanted this
-	// much probably wants most.
-	turnAt = 0.25
-	// turnAfter says when the rest is fetched although the container has wanted less: when
-	// it has waited this share of the time that the rest takes. A start that reads all of an
-	// image then takes no longer than this much more than one that was eager at once, and
-	// one that needs a few round trips has ended by then.
-	turnAfter = 0.3
-	// mostBusy is how much of the link the files may have taken for which the container
-	// waited, as a share. It rather waits for round trips then. If they took more, then the
-	// others that it wants come sooner without the rest of the image.
-	mostBusy = 0.6
-	// boundBy is how much of the time since the start the container must have waited, as
-	// a share. If it has waited less, it is not the start that reads so much.
-	boundBy = 0.5
 	// briefly bounds how long a start waits for all files. If they take longer, they
 	// arrive while the start continues.
 	briefly = 150 * time.Millisecond
@@ -162,7 +145,7 @@ func (d *Decision) waitsForAll(forced Mode) bool {
 
 // estimate returns how long each mode waits for files.
 func (in *decisionInput) estimate(share float64) (eager, lazy time.Duration) {
-	take := func(files, bytes float64) time.Duration { return takes(files, bytes, in.link.rate) }
+	take := func(files, bytes float64) time.Duration { return starts.Takes(files, bytes, in.link.rate) }
 	eager = in.link.rtt + take(float64(in.missingFiles), float64(in.missingBytes))
 	missed, missedBytes := in.missed(share)
 	if in.profiled > 0 {
@@ -172,11 +155,6 @@ func (in *decisionInput) estimate(share float64) (eager, lazy time.Duration) {
 	lazy += time.Duration(missed*float64(in.link.rtt)) + take(missed, missedBytes)
 	round := func(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
 	return round(eager), round(lazy)
-}
-
-// takes returns how long files take at a rate in bytes per second.
-func takes(files, bytes, rate float64) time.Duration {
-	return time.Duration(bytes/rate*float64(time.Second)) + time.Duration(files*float64(fileTime))
 }
 
 // missed returns the number and the bytes of the files that a start is expected to open

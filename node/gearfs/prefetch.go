@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"example.org/slipway/gear"
@@ -62,7 +61,7 @@ func (s *Service) Prefetch(ctx context.Context, chain string, profile []gear.Nam
 		return Prefetched{}, err
 	}
 	s.noteDecision(img, plan.decision)
-	img.st.turn.begin(img, plan.beyondFiles, plan.beyond)
+	img.st.turn.Begin(plan.beyondFiles, plan.beyond, img.waits(), time.Now())
 	img.st.trace.Expect(known)
 	s.beginWatches(img, known)
 	res := Prefetched{Decision: plan.decision}
@@ -217,55 +216,9 @@ func (s *Service) inOrder(img *image, each func(f gear.File) bool) error {
 	return nil
 }
 
-// turn decides while a container of an image starts whether the rest of the image is
-// fetched.
-type turn struct {
-	mu sync.Mutex
-	// began is when the start began, or zero if there is nothing to decide.
-	began time.Time
-	// files and bytes are what the start lacks beyond its profile.
-	files int
-	bytes int64
-	// fetched and waited are how many bytes were fetched on demand before the start, and
-	// how long containers had waited.
-	fetched int64
-	waited  time.Duration
-}
-
-// begin notes a start that lacks the given files beyond its profile.
-func (t *turn) begin(img *image, files int, bytes int64) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.began, t.files, t.bytes = time.Now(), files, bytes
-	t.fetched, t.waited = img.st.bytes[onDemand].Load(), time.Duration(img.st.stall.Load())
-}
-
-// due reports once whether the rest shall be fetched, and why. The containers must have
-// waited most of the time since the start, and for round trips more than for bytes: whoever
-// waits for bytes gets them no sooner if others come as well. Beyond that, they have wanted
-// a good part of the image or, if it is to be fetched anyway, have waited for long compared
-// with the time that the rest would take.
-// rate is that of the link in bytes per second, or 0 if it is not known.
-func (t *turn) due(img *image, rate float64, anyway bool) (why string, due bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	since := time.Since(t.began)
-	waited := min(time.Duration(img.st.stall.Load())-t.waited, since)
-	fetched := img.st.bytes[onDemand].Load() - t.fetched
-	if t.began.IsZero() || float64(waited) < boundBy*float64(since) || rate > 0 && float64(fetched) > mostBusy*waited.Seconds()*rate {
-		return "", false
-	}
-	rest := takes(float64(t.files), float64(max(0, t.bytes-fetched)), cmp.Or(rate, flow.AssumedRate))
-	switch {
-	case float64(fetched) >= turnAt*float64(t.bytes):
-		why = fmt.Sprintf("the containers have read more than %.0f %% of what was missing", 100*turnAt)
-	case anyway && float64(waited) >= turnAfter*float64(rest):
-		why = fmt.Sprintf("the containers have waited %v for files, and the rest takes %v", waited.Round(time.Millisecond), rest.Round(time.Millisecond))
-	default:
-		return "", false
-	}
-	t.began = time.Time{}
-	return why, true
+// waits returns what the containers of an image have got and waited for.
+func (img *image) waits() starts.Waits {
+	return starts.Waits{Fetched: img.st.bytes[onDemand].Load(), Stalled: time.Duration(img.st.stall.Load())}
 }
 
 // turnEager fetches the rest of an image whose containers read so much of it that they
@@ -275,7 +228,7 @@ func (s *Service) turnEager(img *image) {
 		return
 	}
 	link, _ := s.linkOf(img)
-	why, due := img.st.turn.due(img, link.rate, s.opts.Completes)
+	why, due := img.st.turn.Due(img.waits(), cmp.Or(link.rate, flow.AssumedRate), link.rate > 0, s.opts.Completes, time.Now())
 	if !due {
 		return
 	}

@@ -20,7 +20,7 @@ type imageStats struct {
 	stalls, stall, longest atomic.Int64             // nanoseconds
 	watched                atomic.Int64
 	coverage               coverage
-	turn                   turn
+	turn                   starts.Turn
 	complete               atomic.Bool
 	// retryAt is guarded by Service.imagesMu. pause is used by one goroutine only.
 	retryAt time.Time
