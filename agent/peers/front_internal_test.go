@@ -119,7 +119,7 @@ func TestForesight(t *testing.T) {
 		t.Errorf("%d pieces of %d bytes are fetched ahead, and %d bytes may be", n, size, maxSpare)
 	}
 	for _, p := range list[:5] {
-		if !f.used(p) || !f.used(p) {
+		if first, again := f.used(p), f.used(p); !first || !again {
 			t.Error("a piece of the leader's is not known")
 		}
 	}
