@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 	p := newPeer(id, key, addr, new(pace.Metronome))
 	f := &gear.File{Name: gear.Name{1}, Size: 1}
 	bounds := limits{idle: askerIdle, all: time.Hour, coming: 1, promised: time.Hour}
-	err = p.ask(context.Background(), "", present, bounds, []want{{piece{f.Name, whole}, f}}, func(int) {}, func(int, []byte) error { return nil })
+	err = p.ask(context.Background(), "", present, bounds, []want{{piece{f.Name, whole}, f}}, func(int) {}, func(int, []byte, *frame) error { return nil })
 	fmt.Print(err)
 }
 

@@ -2,11 +2,11 @@ package peers
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -53,8 +53,9 @@ const (
 	// maxPredicted bounds the bytes of profiles that come along the trees. Owners need no leader,
 	// and are as fast for many files.
 	maxPredicted = 64 << 20
-	// aheadAsks bounds the groups of such pieces that are fetched at a time.
-	aheadAsks = 8
+	// aheadAsks bounds the groups of such pieces that are fetched at a time. Each may take a
+	// connection to a node, of which there are conns.
+	aheadAsks = conns / 2
 	// followAgain is the pause before a leader is followed again.
 	followAgain = time.Second
 	// maxFollowers bounds how many other nodes are told what this one opens.
@@ -158,7 +159,7 @@ func (s *swarm) leader(now time.Time) (m *member, self bool) {
 	}
 	key := s.x.id.key
 	for _, o := range s.members(now) {
-		if o.since != 0 && (o.since < since || o.since == since && cmp.Compare(o.key.String(), key.String()) < 0) {
+		if o.since != 0 && (o.since < since || o.since == since && slices.Compare(o.key[:], key[:]) < 0) {
 			m, since, key = o, o.since, o.key
 		}
 	}

@@ -166,6 +166,14 @@ func (c *claim) wait(ctx context.Context) ([]byte, error) {
 	}
 }
 
+// arrive ends a claim with verified bytes. They are passed on in the frame in which they came.
+func (s *swarm) arrive(c *claim, b []byte, f *frame) {
+	s.x.hot.add(s.at, c.piece, f)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.endLocked(c, b, nil)
+}
+
 // finish ends a claim with verified bytes or an error.
 func (s *swarm) finish(c *claim, b []byte, err error) {
 	if err == nil {
@@ -266,9 +274,9 @@ func (s *swarm) askFor(ctx context.Context, h hop, list []*claim) {
 	for part := range slices.Chunk(wants, askPieces) {
 		at := list[:len(part)]
 		list = list[len(part):]
-		_ = s.ask(ctx, h, part, func(int) {}, func(i int, b []byte) error {
+		_ = s.ask(ctx, h, part, func(int) {}, func(i int, b []byte, f *frame) error {
 			if b != nil {
-				s.finish(at[i], b, nil)
+				s.arrive(at[i], b, f)
 			}
 			return nil
 		})
@@ -277,19 +285,19 @@ func (s *swarm) askFor(ctx context.Context, h hop, list []*claim) {
 
 // ask requests pieces from a node, and leaves it out after an error. It returns an error of
 // got as it is.
-func (s *swarm) ask(ctx context.Context, h hop, list []want, moved func(int), got func(int, []byte) error) error {
+func (s *swarm) ask(ctx context.Context, h hop, list []want, moved func(int), got func(int, []byte, *frame) error) error {
 	s.mu.Lock()
 	grant := s.grant
 	s.mu.Unlock()
 	var own error // of got
 	given := 0
 	m := h.m
-	err := m.ask(ctx, grant, h.how, s.registry.limits(sizeOfAll(list)), list, moved, func(i int, b []byte) error {
+	err := m.ask(ctx, grant, h.how, s.registry.limits(sizeOfAll(list)), list, moved, func(i int, b []byte, f *frame) error {
 		if b != nil {
 			given++
 			s.x.count.fromPeers.Add(int64(len(b)))
 		}
-		own = got(i, b)
+		own = got(i, b, f)
 		return own
 	})
 	switch {

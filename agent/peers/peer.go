@@ -134,11 +134,11 @@ type limits struct {
 	promised time.Duration
 }
 
-// ask requests pieces. It calls got with the verified bytes of each, in their order, or with
-// nil for one that the node does not give. moved is told of the bytes that come. Errors:
+// ask requests pieces. It calls got with the verified bytes of each and the frame that had them, in
+// their order, or with nil for one that the node does not give. moved is told of the bytes that come. Errors:
 // errLie, errStall, errRefused, errBusy, and those of the network. An error of got is
 // returned as it is.
-func (p *peer) ask(ctx context.Context, grant string, how order, l limits, list []want, moved func(int), got func(i int, b []byte) error) error {
+func (p *peer) ask(ctx context.Context, grant string, how order, l limits, list []want, moved func(int), got func(i int, b []byte, f *frame) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	p.late.Start()
@@ -180,13 +180,13 @@ func (p *peer) ask(ctx context.Context, grant string, how order, l limits, list 
 			again()
 		}
 		moved(n)
-	}, func(i int, b []byte) error {
+	}, func(i int, b []byte, f *frame) error {
 		if b == nil {
-			return got(i, b)
+			return got(i, nil, nil)
 		}
 		idle.Stop()
 		left -= took()
-		err := got(i, b)
+		err := got(i, b, f)
 		since, late, waits = time.Now(), p.late.Total(time.Now()), l.coming
 		again()
 		return err
@@ -199,7 +199,7 @@ func (p *peer) ask(ctx context.Context, grant string, how order, l limits, list 
 
 // request is ask without its limits. It calls wait when the node says that it fetches a
 // piece, and returns an error of wait as it is.
-func (p *peer) request(ctx context.Context, grant string, how order, list []want, wait func() error, moved func(int), got func(i int, b []byte) error) error {
+func (p *peer) request(ctx context.Context, grant string, how order, list []want, wait func() error, moved func(int), got func(i int, b []byte, f *frame) error) error {
 	pieces := make([]piece, len(list))
 	for i := range list {
 		pieces[i] = list[i].piece
@@ -250,7 +250,7 @@ func (p *peer) request(ctx context.Context, grant string, how order, list []want
 				b = []byte{}
 			}
 		}
-		if err := got(i, b); err != nil {
+		if err := got(i, b, f); err != nil {
 			return err
 		}
 	}

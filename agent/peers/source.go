@@ -106,8 +106,12 @@ func (o *source) course(ctx context.Context, bytes int64, pieces func() []piece)
 	if opened {
 		o.s.front.open(pieces())
 	}
-	o.s.awaitFirst(ctx)
+	o.s.await(ctx, o.s.first)
 	o.s.followLeader()
+	if m, _ := o.s.leader(time.Now()); m != nil && predicted {
+		// Nodes that know few others ask the leader itself, which cannot send much to many.
+		o.s.await(ctx, o.s.settled)
+	}
 	now := time.Now()
 	c.plan = o.s.plan(now)
 	c.alone, c.leads = len(c.members) == 0, (opened || predicted) && o.s.leads(c.plan, now)
@@ -354,7 +358,7 @@ func (s *swarm) fromOwner(ctx context.Context, m *member, list []want, part []in
 			wants[k] = list[i]
 		}
 		n := 0
-		err := s.ask(ctx, hop{m, owned}, wants, moved, func(k int, b []byte) error {
+		err := s.ask(ctx, hop{m, owned}, wants, moved, func(k int, b []byte, _ *frame) error {
 			if n++; b == nil {
 				left = append(left, now[k])
 				return nil

@@ -45,6 +45,9 @@ type swarm struct {
 	kick chan struct{} // announces at once
 
 	first chan struct{} // closed after the first answer or failure
+	// settled is closed after the first answer if no others are coming at the moment, else after the
+	// second. By then nodes that came in the same moment know each other.
+	settled chan struct{}
 
 	mu       sync.Mutex
 	inner    gearfs.Source
@@ -67,7 +70,7 @@ type member struct {
 }
 
 func newSwarm(x *Exchange, ref gearfs.SourceRef) *swarm {
-	s := &swarm{x: x, ref: ref, at: placeOf(ref), made: time.Now(), kick: make(chan struct{}, 1), first: make(chan struct{}), claims: map[piece]*claim{}}
+	s := &swarm{x: x, ref: ref, at: placeOf(ref), made: time.Now(), kick: make(chan struct{}, 1), first: make(chan struct{}), settled: make(chan struct{}), claims: map[piece]*claim{}}
 	s.ctx, s.end = context.WithCancel(x.ctx)
 	s.registry.init()
 	s.front.init()
@@ -113,7 +116,8 @@ func (s *swarm) announceAll() {
 	t := time.NewTimer(0)
 	defer t.Stop()
 	failures := 0
-	var once sync.Once
+	first, settled := sync.OnceFunc(func() { close(s.first) }), sync.OnceFunc(func() { close(s.settled) })
+	answers := 0
 	var last time.Time
 	for {
 		select {
@@ -128,7 +132,10 @@ func (s *swarm) announceAll() {
 		}
 		last = time.Now()
 		again, err := s.announce()
-		once.Do(func() { close(s.first) })
+		first()
+		if answers++; answers > 1 || err != nil || again > minAgain {
+			settled()
+		}
 		s.followLeader()
 		if err == nil {
 			failures = 0
@@ -210,17 +217,17 @@ func (s *swarm) leave() {
 	}
 }
 
-// awaitFirst waits until other nodes may be known, but not for long.
-func (s *swarm) awaitFirst(ctx context.Context) {
+// await waits for first or settled, but not for long.
+func (s *swarm) await(ctx context.Context, known <-chan struct{}) {
 	select {
-	case <-s.first:
+	case <-known:
 		return
 	default:
 	}
 	t := time.NewTimer(firstWait - time.Since(s.made))
 	defer t.Stop()
 	select {
-	case <-s.first:
+	case <-known:
 	case <-t.C:
 	case <-ctx.Done():
 	}
