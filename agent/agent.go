@@ -253,10 +253,12 @@ func (a *Agent) openFiles() (err error) {
 	if err != nil {
 		return fmt.Errorf("peers: %w", err)
 	}
+	// Nodes that start together wait for each other, which says nothing of the link.
+	completes := a.cfg.Fetch.Background && a.cfg.Peers.Listen == ""
 	a.files, err = gearfs.New(a.lay.indexes, a.cache, dial, &gearfs.Options{
 		Streams: a.cfg.Fetch.Streams, Bound: a.cfg.Fetch.OpenTimeout, PrefetchWait: a.cfg.Fetch.ProfileTimeout,
 		BackgroundRate: int64(a.cfg.Fetch.BackgroundRate), BackgroundRest: min(backgroundRest, a.cfg.Fetch.BackgroundDelay),
-		RecordFor: a.cfg.Profiles.Duration, Siblings: a.cfg.Profiles.Siblings, Completes: a.cfg.Fetch.Background, Mode: mode, Logger: a.log,
+		RecordFor: a.cfg.Profiles.Duration, Siblings: a.cfg.Profiles.Siblings, Completes: completes, Mode: mode, Logger: a.log,
 	})
 	if err != nil {
 		return fmt.Errorf("file service: %w", err)

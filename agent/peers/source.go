@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -95,14 +96,16 @@ type course struct {
 }
 
 // course returns the course of a request. pieces returns what the request is for, and bytes is its
-// size.
+// size. It is 0 if some of it are large files. What a profile names of those comes from its owners:
+// a node passes a large file on only when it has all of it, so the last nodes of a tree would wait
+// for too long.
 func (o *source) course(ctx context.Context, bytes int64, pieces func() []piece) (c course) {
 	o.s.front.begun()
 	opened, predicted := false, false
 	if o.s.starting(time.Now()) {
 		opened, predicted = gearfs.Wanted(ctx)
 	}
-	predicted = predicted && o.s.front.spend(bytes)
+	predicted = predicted && bytes > 0 && o.s.front.spend(bytes)
 	if opened {
 		o.s.front.open(pieces())
 	}
@@ -129,9 +132,10 @@ func (o *source) Fetch(ctx context.Context, files []gear.File, deliver func(int,
 	at, size := make([]int, len(files)), int64(0)
 	for i := range at {
 		at[i] = i
-		if files[i].Size < gear.LargeFile { // others come in ranges, which count themselves
-			size += files[i].Size
-		}
+		size += files[i].Size
+	}
+	if slices.ContainsFunc(files, func(f gear.File) bool { return f.Size >= gear.LargeFile }) {
+		size = 0
 	}
 	c := o.course(ctx, size, func() (out []piece) {
 		for i := range files {
@@ -427,7 +431,7 @@ func (o *source) Range(ctx context.Context, f gear.File, off, n int64, checked b
 		len(f.Chunks) != gear.ChunkCount(f.Size) {
 		return o.Source.Range(ctx, f, off, n, checked)
 	}
-	c := o.course(ctx, n, func() []piece {
+	c := o.course(ctx, 0, func() []piece {
 		return piecesOf(&f)[off/gear.ChunkSize:][:gear.ChunkCount(n)]
 	})
 	if c.alone {
