@@ -208,7 +208,7 @@ func (f *flight) rebuild() error {
 // catalogue did not answer, say, or a pack may not be read, or its medium did not give it
 // back this time.
 func isLoss(err error) bool {
-	if busy := (*objstore.BusyError)(nil); errors.As(err, &busy) {
+	if objstore.IsBusy(err) {
 		return false
 	}
 	var corrupt *filestore.CorruptError

@@ -170,7 +170,7 @@ func (t *transfer) copyObject(ctx context.Context, c repair.StoredContent) (err 
 	n, match, err := verify.Copy(ctx, dst, src, c.Digest, func(n int) {
 		t.step(func(rep *Report) { rep.Bytes, rep.CopiedBytes = rep.Bytes+int64(n), rep.CopiedBytes+int64(n) })
 	})
-	if busy := (*objstore.BusyError)(nil); errors.As(err, &busy) { // it says nothing about the content
+	if objstore.IsBusy(err) { // it says nothing about the content
 		return err
 	}
 	var unreadable *verify.ReadError

@@ -267,7 +267,7 @@ func (s stock) stillSurplus(p Problem, was repair.Presence) func(context.Context
 func (s stock) setAside(d oci.Digest, because error) func(context.Context) (bool, error) {
 	m, ok := objstore.As[objstore.Mover](s.up.Store)
 	// A dropped layer has no object: what could not be read is a pack.
-	if busy := (*objstore.BusyError)(nil); !ok || !errors.Is(because, syscall.EIO) || errors.As(because, &busy) {
+	if !ok || !errors.Is(because, syscall.EIO) || objstore.IsBusy(because) {
 		return nil
 	}
 	return func(ctx context.Context) (bool, error) {

@@ -84,13 +84,12 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (h *handler) send(w http.ResponseWriter, r *http.Request, t ticket, key string, off, n int64, ranged bool) {
 	c := h.c
 	obj, err := h.from.Get(r.Context(), key, off, n)
-	var busy *objstore.BusyError
 	switch {
 	case errors.Is(err, objstore.ErrNotExist):
 		c.metrics.served.failed.Inc()
 		c.answer(w, t, http.StatusNotFound)
 		return
-	case errors.As(err, &busy):
+	case objstore.IsBusy(err):
 		c.metrics.served.busy.Inc()
 		c.answer(w, t, http.StatusServiceUnavailable)
 		return

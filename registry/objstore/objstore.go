@@ -68,6 +68,13 @@ func (e *BusyError) Error() string { return "the object store is busy: " + e.Err
 // Unwrap gives what the store said.
 func (e *BusyError) Unwrap() error { return e.Err }
 
+// IsBusy reports whether an error is a BusyError or wraps one, so that it says nothing about
+// the object.
+func IsBusy(err error) bool {
+	var busy *BusyError
+	return errors.As(err, &busy)
+}
+
 // Object is an open object or a range of one. It must be closed and is not safe
 // for concurrent use.
 //

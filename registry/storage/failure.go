@@ -17,9 +17,8 @@ import (
 // Unavailable turns a temporary failure of the store or catalogue into the error for the
 // client. It returns other errors unchanged.
 func Unavailable(err error) error {
-	var busy *objstore.BusyError
 	var known *oci.Error
-	if !errors.As(err, &known) && (errors.As(err, &busy) || errors.Is(err, engine.ErrUnavailable) || impairment(err) != "") {
+	if !errors.As(err, &known) && (objstore.IsBusy(err) || errors.Is(err, engine.ErrUnavailable) || impairment(err) != "") {
 		return ClientError("use the storage", err)
 	}
 	return err

@@ -98,7 +98,7 @@ func (s *Storage) Lost(ctx context.Context, repo string, d oci.Digest, err error
 	if errors.Is(err, context.Canceled) {
 		return err
 	}
-	if busy := (*objstore.BusyError)(nil); errors.As(err, &busy) || impairment(err) != "" {
+	if objstore.IsBusy(err) || impairment(err) != "" {
 		return ClientError(fmt.Sprintf("read blob %s", d), err)
 	}
 	if away := s.UnlessAway(ctx); away != nil {

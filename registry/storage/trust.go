@@ -131,8 +131,7 @@ func WrongBytes(d oci.Digest) error {
 // not count.
 func IsDamage(err error) bool {
 	var damaged *damagedError
-	var busy *objstore.BusyError
-	if errors.As(err, &busy) {
+	if objstore.IsBusy(err) {
 		return false
 	}
 	for _, e := range []error{objstore.ErrNotExist, objstore.ErrCorrupt, io.ErrUnexpectedEOF, fs.ErrPermission, syscall.EIO,

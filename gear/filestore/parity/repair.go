@@ -132,7 +132,7 @@ func (l *loss) add(key string, err error) {
 // isLost reports whether an error of a read says that the object is missing or that it has
 // other bytes. Any other error may pass: even a medium may be read again later.
 func isLost(err error) bool {
-	if busy := (*objstore.BusyError)(nil); errors.As(err, &busy) {
+	if objstore.IsBusy(err) {
 		return false
 	}
 	return slices.ContainsFunc([]error{objstore.ErrNotExist, objstore.ErrCorrupt, packfile.ErrFormat, gear.ErrContent},
@@ -144,7 +144,7 @@ func isLost(err error) bool {
 // not given back by its medium, or may not be read. A full disk or too many open files, for
 // example, say nothing about the object.
 func Lasts(err error) bool {
-	if busy := (*objstore.BusyError)(nil); errors.As(err, &busy) {
+	if objstore.IsBusy(err) {
 		return false
 	}
 	return isLost(err) || IsUnreadable(err) || errors.Is(err, fs.ErrPermission)

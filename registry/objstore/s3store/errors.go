@@ -80,9 +80,8 @@ func (s *Store) translate(ctx context.Context, x *exchange, err error) error {
 	if ctxErr := ctx.Err(); ctxErr != nil {
 		return fmt.Errorf("%w (%v)", ctxErr, err)
 	}
-	var busy *objstore.BusyError
 	var refused *conditionError
-	if errors.As(err, &busy) || errors.As(err, &refused) {
+	if objstore.IsBusy(err) || errors.As(err, &refused) {
 		return err // the operation itself has made this error
 	}
 	x.mu.Lock()

@@ -445,8 +445,7 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, ifAbsent bool)
 func (s *Store) put(ctx context.Context, key string, data []byte, ifAbsent bool) error {
 	for try := 1; ; try++ {
 		err := s.putOnce(ctx, s.root+key, data, ifAbsent)
-		var busy *objstore.BusyError
-		if !ifAbsent || try == conflictTries || !errors.As(err, &busy) || !errors.Is(err, errConflict) {
+		if !ifAbsent || try == conflictTries || !objstore.IsBusy(err) || !errors.Is(err, errConflict) {
 			return err
 		}
 		if err := sleep(ctx, time.Duration(try)*20*time.Millisecond); err != nil {

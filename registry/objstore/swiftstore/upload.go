@@ -515,8 +515,7 @@ func (u *upload) group(ctx context.Context) ([]segment, error) {
 // undecided reports whether a request that ended with err may have had its effect, or may
 // still have it.
 func undecided(ctx context.Context, err error) bool {
-	var busy *objstore.BusyError
-	return ctx.Err() != nil || errors.As(err, &busy)
+	return ctx.Err() != nil || objstore.IsBusy(err)
 }
 
 // cleanContext returns a context for tidying up, even if ctx is done.
