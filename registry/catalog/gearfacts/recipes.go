@@ -220,8 +220,8 @@ func putRecipe(t *engine.Tx, l *LayerRecipe) error {
 }
 
 // ProveRecipe records that a recipe and its archive were read from what is stored, and when
-// the layer must be rebuilt from that. The caller has seen the layer's object. Errors: engine.ErrNotFound if the
-// layer has no recipe.
+// the layer must be rebuilt from that. The caller has seen the layer's object. Errors:
+// engine.ErrNotFound if the layer has no recipe.
 func (c Recipes) ProveRecipe(ctx context.Context, d oci.Digest, rate int64, due time.Time) error {
 	return c.db.Write(ctx, func(t *engine.Tx) error {
 		n, err := t.Exec(`UPDATE gear_recipes SET state = 2, rate = ?, due_at = ?, changed_at = ? WHERE digest = ? AND state > 0`,
