@@ -70,7 +70,8 @@ func TestCloseWaits(t *testing.T) {
 	asked := make(chan struct{})
 	go func() {
 		defer close(asked)
-		_ = p.request(t.Context(), grant, present, []want{{piece{f.Name, whole}, f}}, func() error { return nil }, func(int) {}, func(int, []byte, *frame) error { return nil })
+		_ = p.request(t.Context(), grant, present, []want{{piece{f.Name, whole}, f}}, func() error { return nil }, func(int) {},
+			func(int, []byte, *frame) error { return nil })
 	}()
 	<-entered
 	closed := make(chan struct{})
@@ -242,7 +243,8 @@ func TestEmptyNodes(t *testing.T) {
 	f := &gear.File{Name: gear.Name{1}, Size: 1}
 	for _, complete := range []bool{true, false} {
 		p := play(t, x, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(none.appendHeader(nil)) })
-		err := s.ask(t.Context(), hop{&member{p, complete, 0, 0}, present}, []want{{piece{f.Name, whole}, f}}, func(int) {}, func(int, []byte, *frame) error { return nil })
+		err := s.ask(t.Context(), hop{&member{p, complete, 0, 0}, present}, []want{{piece{f.Name, whole}, f}}, func(int) {},
+			func(int, []byte, *frame) error { return nil })
 		if err != nil || p.usable(time.Now()) == complete {
 			t.Errorf("complete %v: error %v, is used again: %v", complete, err, p.usable(time.Now()))
 		}

@@ -20,7 +20,8 @@ import (
 // Instead, one node leads: the one that announced the image first. It gets what its containers
 // open from the registry itself, as if it were alone, and tells the others at once what that is.
 // They fetch it along two trees of nodes, before their containers open it. What a profile names
-// comes in the same way. All nodes know it, so nobody has to be told.
+// comes in the same way, except for large files, which come from their owners. All nodes know
+// the profile, so nobody has to be told.
 type front struct {
 	begun func() // closes ready
 	ready chan struct{}
@@ -298,22 +299,12 @@ var errNoFront = errors.New("the node does not tell what it opens")
 // follow reads what containers of a node open, from the first file of the image on. It returns
 // without an error when the node ends that.
 func (p *peer) follow(ctx context.Context, grant, manifest string, heard func([]piece)) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+p.addr+opensPath, nil)
-	if err != nil {
-		return err
-	}
-	req.Header.Set(grantHeader, grant)
-	req.Header.Set(manifestHeader, manifest)
-	resp, err := p.client.Do(req)
+	resp, err := p.do(ctx, http.MethodGet, opensPath, grant, manifestHeader, manifest, nil)
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
-	switch resp.StatusCode {
-	case http.StatusOK:
-	case http.StatusForbidden:
-		return errRefused
-	default:
+	if resp.StatusCode != http.StatusOK {
 		return errNoFront
 	}
 	r := bufio.NewReaderSize(resp.Body, 64*pieceEntry)

@@ -199,28 +199,19 @@ func (p *peer) ask(ctx context.Context, grant string, how order, l limits, list 
 
 // request is ask without its limits. It calls wait when the node says that it fetches a
 // piece, and returns an error of wait as it is.
-func (p *peer) request(ctx context.Context, grant string, how order, list []want, wait func() error, moved func(int), got func(i int, b []byte, f *frame) error) error {
+func (p *peer) request(ctx context.Context, grant string, how order, list []want, wait func() error, moved func(int),
+	got func(i int, b []byte, f *frame) error) error {
 	pieces := make([]piece, len(list))
 	for i := range list {
 		pieces[i] = list[i].piece
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+p.addr+piecesPath, bytes.NewReader(appendPieces(nil, pieces)))
-	if err != nil {
-		return err
-	}
-	req.Header.Set(grantHeader, grant)
-	if how != present {
-		req.Header.Set(fetchHeader, string(how))
-	}
-	resp, err := p.client.Do(req)
+	resp, err := p.do(ctx, http.MethodPost, piecesPath, grant, fetchHeader, string(how), bytes.NewReader(appendPieces(nil, pieces)))
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
 	switch resp.StatusCode {
 	case http.StatusOK:
-	case http.StatusForbidden:
-		return errRefused
 	case http.StatusServiceUnavailable:
 		return errBusy
 	default:
@@ -255,6 +246,25 @@ func (p *peer) request(ctx context.Context, grant string, how order, list []want
 		}
 	}
 	return nil
+}
+
+// do asks the node for something, with a header unless its value is empty. An answer that the
+// grant does not suffice is errRefused.
+func (p *peer) do(ctx context.Context, method, path, grant, header, value string, body io.Reader) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, "https://"+p.addr+path, body)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set(grantHeader, grant)
+	if value != "" {
+		req.Header.Set(header, value)
+	}
+	resp, err := p.client.Do(req)
+	if err == nil && resp.StatusCode == http.StatusForbidden {
+		resp.Body.Close()
+		return nil, errRefused
+	}
+	return resp, err
 }
 
 // banFor returns for how long a node that failed like this is not used, or 0.

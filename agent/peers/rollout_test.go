@@ -220,7 +220,8 @@ func (r *registry) start(t *testing.T, nodes []*node, x *gear.Index, manifest st
 	began := time.Now()
 	for i, n := range nodes {
 		work.Go(func() {
-			if err := n.AddImage(gearfs.ImageSpec{Chain: manifest, Ref: "r/" + manifest, Sources: []gearfs.SourceRef{{Registry: "r", Repo: "team/app", Manifest: manifest}}}, x); err != nil {
+			sources := []gearfs.SourceRef{{Registry: "r", Repo: "team/app", Manifest: manifest}}
+			if err := n.AddImage(gearfs.ImageSpec{Chain: manifest, Ref: "r/" + manifest, Sources: sources}, x); err != nil {
 				t.Error(err)
 				return
 			}
