@@ -264,6 +264,17 @@ func (w *window) want(path, text string) {
 	}
 }
 
+// see fails the test unless the page is at a path, contains a text and is accessible, and saves a
+// picture of it.
+func (w *window) see(path, text, dir, picture string) {
+	w.t.Helper()
+	w.want(path, text)
+	for _, problem := range eval[[]string](w, accessible) {
+		w.t.Errorf("%s, %s: %s", path, picture, problem)
+	}
+	w.picture(dir, picture)
+}
+
 // outcome waits until a job has ended, and fails the test unless it did what it should.
 func (w *window) outcome() {
 	w.t.Helper()

@@ -30,11 +30,7 @@ func TestManage(t *testing.T) {
 			call(w, emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: !c.scripts})
 			see := func(path, text, page string) {
 				t.Helper()
-				w.want(path, text)
-				for _, problem := range eval[[]string](w, accessible) {
-					t.Errorf("%s at %d px: %s", path, c.width, problem)
-				}
-				w.picture(dir, "manage-"+page+"-"+name)
+				w.see(path, text, dir, "manage-"+page+"-"+name)
 			}
 			choose := func(selector string) {
 				t.Helper()

@@ -31,11 +31,7 @@ func TestReplicate(t *testing.T) {
 		w.look(shape.width, shape.theme)
 		see := func(path, text, page string) {
 			t.Helper()
-			w.want(path, text)
-			for _, problem := range eval[[]string](w, accessible) {
-				t.Errorf("%s at %d px, %s: %s", path, shape.width, shape.theme, problem)
-			}
-			w.picture(dir, fmt.Sprintf("replicate-%s-%d-%s", page, shape.width, shape.theme))
+			w.see(path, text, dir, fmt.Sprintf("replicate-%s-%d-%s", page, shape.width, shape.theme))
 		}
 		w.visit("/ui/repo/free/app")
 		see("/ui/repo/free/app", "signed: release", "badge")
